@@ -1,0 +1,1 @@
+"""MixGRPO for ComfyUI: reinforcement learning of flow-matching image models, inside the tool they are drawn with."""

@@ -1,0 +1,113 @@
+"""Writing files so that a crash, a full disk or a kill never leaves a half-written one behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+
+from .errors import MixGRPOError
+
+
+class StorageError(MixGRPOError):
+    """A file could not be written or read; the message names the file, the cause and the way out."""
+
+
+def write_atomically(path: Path, write: Callable[[Path], None]) -> Path:
+    """Call ``write(temporary)`` in the folder of ``path``, flush it to the disk and rename it to ``path``.
+
+    Raises:
+        StorageError: the file could not be written (disk full, folder not writable); ``path`` is untouched.
+    """
+    path = Path(path)
+    temporary: Path | None = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+        os.close(handle)
+        temporary = Path(name)
+        write(temporary)
+        with open(temporary, "rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except (OSError, SafetensorError) as error:
+        raise StorageError(
+            f"cannot write {path}: {error}; nothing saved before was changed — free some space or choose another folder, "
+            "then run the same command again"
+        ) from error
+    finally:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+    return path
+
+
+def save_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None) -> Path:
+    """Write a safetensors file atomically. ``metadata`` values are strings, as the format demands."""
+    contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    return write_atomically(path, lambda temporary: save_file(contiguous, temporary, dict(metadata or {})))
+
+
+def load_tensors(path: Path) -> dict[str, torch.Tensor]:
+    """Read a safetensors file on the CPU.
+
+    Raises:
+        StorageError: the file is missing, truncated, or not safetensors (a pickle, for example).
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise StorageError(f"{path} does not exist; check the name, or run the step that writes it")
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError, ValueError) as error:
+        raise StorageError(
+            f"{path} is not a readable safetensors file ({error}); it is truncated or of another format — "
+            "pickle files (.pt, .ckpt, .bin) are never loaded, convert them to safetensors first"
+        ) from error
+
+
+def load_metadata(path: Path) -> dict[str, str]:
+    """The string metadata in a safetensors header; raises :class:`StorageError` like :func:`load_tensors`."""
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            return dict(file.metadata() or {})
+    except (SafetensorError, OSError, ValueError) as error:
+        raise StorageError(f"{path} is not a readable safetensors file ({error})") from error
+
+
+def save_json(path: Path, value: Any) -> Path:
+    """Write indented JSON atomically; refuses NaN and infinities, which JSON cannot hold."""
+    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+
+def load_json(path: Path) -> Any:
+    """Read a JSON file; raises :class:`StorageError` when it is missing or not JSON."""
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise StorageError(f"cannot read {path}: {error}") from error
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    """The optimiser's state as flat tensors named ``{parameter index}.{field}``."""
+    return {
+        f"{index}.{field}": value if isinstance(value, torch.Tensor) else torch.tensor(value)
+        for index, fields in optimizer.state_dict()["state"].items()
+        for field, value in fields.items()
+    }
+
+
+def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Put back what :func:`optimizer_tensors` returned; hyper-parameters stay those of ``optimizer``."""
+    state: dict[int, dict[str, torch.Tensor]] = {}
+    for name, tensor in tensors.items():
+        index, field = name.split(".", 1)
+        state.setdefault(int(index), {})[field] = tensor
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
