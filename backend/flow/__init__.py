@@ -1,0 +1,1 @@
+"""The mathematics, once, for the sampler and for the trainer; see README.md in this folder."""

@@ -1,0 +1,151 @@
+"""The clipped objective, and the training pass that recomputes what the rollout stored."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..errors import MixGRPOError
+from .dynamics import log_prob, sde_mean
+from .rollout import Trajectory, Velocity
+
+FLOAT32_LIMIT = 1e-5
+
+
+class ReplayMismatch(MixGRPOError):
+    """The training pass does not compute what the rollout computed; updating would follow the difference, not the reward."""
+
+
+@dataclass(frozen=True)
+class ObjectiveTerms:
+    """Per row: the loss to minimise, the probability ratio, and whether the ratio has left [1 - clip, 1 + clip]."""
+
+    loss: Tensor
+    ratio: Tensor
+    clipped: Tensor
+
+
+def clipped_objective(log_prob: Tensor, old_log_prob: Tensor, advantages: Tensor, clip_range: float) -> ObjectiveTerms:
+    """max(-A rho, -A clip(rho, 1 - eps, 1 + eps)) per row, rho = exp(log p - log p_old).
+
+    Args:
+        log_prob: (rows,), with gradient.
+        old_log_prob: (rows,), from the rollout.
+        advantages: (rows,).
+        clip_range: eps > 0; small (1e-4), because :func:`~.dynamics.log_prob` is a mean over dims.
+    """
+    ratio = (log_prob - old_log_prob.detach()).exp()
+    held = ratio.clamp(1 - clip_range, 1 + clip_range)
+    return ObjectiveTerms(torch.maximum(-advantages * ratio, -advantages * held), ratio.detach(), (ratio.detach() - 1).abs() > clip_range)
+
+
+def replay_groups(trajectory: Trajectory, index: int, members: Tensor) -> Tensor:
+    """The group of every model row that :func:`replay_mean` will ask for, in order: what to condition those rows on.
+
+    At a shared first window step there is one row per group that has a member, in rising order; else one row per member.
+    """
+    groups = members // trajectory.group_size
+    return groups.unique() if _one_row_per_group(trajectory, index) else groups
+
+
+def replay_mean(velocity: Velocity, trajectory: Trajectory, index: int, members: Tensor) -> Tensor:
+    """The mean of window step ``index`` under the present model, with gradient, for some of the samples.
+
+    At a shared first window step the members of a group have one and the same model input, so the model sees it once and the
+    mean is broadcast; autograd then sums their gradients, which equals the sum of per-sample gradients.
+
+    Args:
+        velocity: as in the rollout, for the rows that :func:`replay_groups` lists.
+        index: 0 … w - 1, counted from the window's start.
+        members: int64 (m,), rows into P G.
+
+    Returns:
+        (m, …).
+    """
+    state = trajectory.states[index]
+    k = trajectory.coefficients(index)
+    if _one_row_per_group(trajectory, index):
+        rows, place = (members // trajectory.group_size).unique(return_inverse=True)
+    else:
+        rows, place = members, None
+    x = state[rows]
+    sigma = trajectory.sigmas.to(x)[trajectory.window.steps[index]]
+    mean = sde_mean(x, velocity(x, sigma), k)
+    return mean if place is None else mean[place]
+
+
+def replay_log_prob(trajectory: Trajectory, index: int, members: Tensor, mean: Tensor) -> Tensor:
+    """log p of the stored next states of ``members`` under ``mean``, (m,)."""
+    return log_prob(trajectory.states[index + 1][members], mean, trajectory.coefficients(index).s)
+
+
+@dataclass(frozen=True)
+class ReplayGap:
+    """How far a training pass before the first update is from the rollout: max |mu - mu_old| / s and max |log p - log p_old|."""
+
+    mean_gap: float
+    log_prob_gap: float
+
+    def worst(self, other: ReplayGap) -> ReplayGap:
+        """The larger of both gaps; NaN stays."""
+        return ReplayGap(_larger(self.mean_gap, other.mean_gap), _larger(self.log_prob_gap, other.log_prob_gap))
+
+
+@torch.no_grad()
+def replay_gap(trajectory: Trajectory, index: int, members: Tensor, mean: Tensor) -> ReplayGap:
+    """Compare the ``mean`` of :func:`replay_mean` with what the rollout stored for the same step and members."""
+    mean_gap = (mean - trajectory.means[index][members]).abs().max() / trajectory.coefficients(index).s
+    log_prob_gap = (replay_log_prob(trajectory, index, members, mean) - trajectory.log_probs[index][members]).abs().max()
+    return ReplayGap(mean_gap.item(), log_prob_gap.item())
+
+
+def check_replay(gap: ReplayGap, dtype: torch.dtype, clip_range: float) -> None:
+    """The replay gate: stop when rollout and training pass disagree.
+
+    float32 and float64: either gap above 1e-5. Lower precision: |d log p| above a quarter of the clip range, because the
+    ratio then leaves the clip range by rounding alone.
+
+    Args:
+        dtype: the model's arithmetic.
+
+    Raises:
+        ReplayMismatch: with the numbers, what they point to, and the way out.
+    """
+    found = f"max |d mean| / s = {gap.mean_gap:.2g} and max |d log p| = {gap.log_prob_gap:.2g} before any update"
+    if dtype in (torch.float32, torch.float64):
+        if gap.mean_gap <= FLOAT32_LIMIT and gap.log_prob_gap <= FLOAT32_LIMIT:
+            return
+        raise ReplayMismatch(f"the training pass does not repeat the rollout: {found}, allowed is {FLOAT32_LIMIT:g}. {_diagnose(gap)}")
+    limit = clip_range / 4
+    if gap.log_prob_gap <= limit:
+        return
+    raise ReplayMismatch(
+        f"the training pass does not repeat the rollout closely enough: {found} in {str(dtype).removeprefix('torch.')}, allowed is a "
+        f"quarter of the clip range, {limit:.2g}. {_diagnose(gap)} If it is rounding: train in float32, raise the clip range above "
+        f"{4 * gap.log_prob_gap:.2g}, or use a window at larger sigmas, where s is larger."
+    )
+
+
+def _diagnose(gap: ReplayGap) -> str:
+    """Name the likely cause by the size of the gap."""
+    if not (gap.mean_gap < float("inf") and gap.log_prob_gap < float("inf")):
+        return "The model returned NaN or infinity: lower the learning rate or the guidance, or use float32."
+    if gap.mean_gap > 0.1:
+        return (
+            "A gap this large is another computation: check that sigma, guidance, prompt embedding and order of rows are the "
+            "rollout's, that dropout is off, and that the adapter is the same and switched on in both."
+        )
+    return (
+        "A gap this small is rounding: check that both passes use the same dtype and autocast, that TF32 is off, and that the "
+        "batch sizes do not choose other kernels; score rollout and training in batches of one size if need be."
+    )
+
+
+def _one_row_per_group(trajectory: Trajectory, index: int) -> bool:
+    return trajectory.shared and index == 0
+
+
+def _larger(a: float, b: float) -> float:
+    return a if a != a or a >= b else b
