@@ -56,13 +56,14 @@ def sde_coefficients(sigmas: Tensor, eta: float, window: Window) -> dict[int, St
     if eta == 0:
         return {}
     table = sigmas.tolist()
-    coefficients = {i: StepCoefficients(table[i], table[i + 1], *flow_sde(table[i], table[i + 1], eta, table[1])) for i in window.steps}
+    steps = {i: (table[i], table[i + 1]) for i in window.steps}
+    coefficients = {i: StepCoefficients(*pair, *flow_sde(*pair, eta, table[1])) for i, pair in steps.items()}
     for i, step in coefficients.items():
         if step.c < 0:
             largest = min(_largest_eta(k, table[1]) for k in coefficients.values())
             raise EtaError(
-                f"eta {eta} is too large for step {i} (sigma {step.sigma:.4g} to {step.sigma_next:.4g}): it would remove more noise than "
-                f"there is; use at most {math.floor(largest * 1000) / 1000:g} for this window, more steps, or another window"
+                f"eta {eta} is too large for step {i} (sigma {step.sigma:.4g} to {step.sigma_next:.4g}): the step would take away more "
+                f"noise than there is; use at most {math.floor(largest * 1000) / 1000:g} for this window, or another window"
             )
     return coefficients
 
@@ -84,7 +85,7 @@ def euler_step(x: Tensor, velocity: Tensor, sigmas: Tensor, step: int) -> Tensor
 
 
 def sde_mean(x: Tensor, velocity: Tensor, coefficients: StepCoefficients) -> Tensor:
-    """The mean (1 - sigma') x0 + c eps of a stochastic step, in float32 (float64 for float64 ``x``) whatever the model's dtype."""
+    """The mean (1 - sigma') x0 + c eps of a stochastic step, in float32 (float64 for float64 ``x``); a bf16 ``velocity`` is upcast."""
     k, dtype = coefficients, working_dtype(x)
     x, velocity = x.to(dtype), velocity.to(dtype)
     x0 = x - k.sigma * velocity

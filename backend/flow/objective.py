@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -38,7 +39,9 @@ def clipped_objective(log_prob: Tensor, old_log_prob: Tensor, advantages: Tensor
     """
     ratio = (log_prob - old_log_prob.detach()).exp()
     held = ratio.clamp(1 - clip_range, 1 + clip_range)
-    return ObjectiveTerms(torch.maximum(-advantages * ratio, -advantages * held), ratio.detach(), (ratio.detach() - 1).abs() > clip_range)
+    loss = torch.maximum(-advantages * ratio, -advantages * held)
+    ratio = ratio.detach()
+    return ObjectiveTerms(loss, ratio, (ratio - 1).abs() > clip_range)
 
 
 def replay_groups(trajectory: Trajectory, index: int, members: Tensor) -> Tensor:
@@ -113,33 +116,34 @@ def check_replay(gap: ReplayGap, dtype: torch.dtype, clip_range: float) -> None:
     Raises:
         ReplayMismatch: with the numbers, what they point to, and the way out.
     """
-    found = f"max |d mean| / s = {gap.mean_gap:.2g} and max |d log p| = {gap.log_prob_gap:.2g} before any update"
+    found = f"max |d mean| / s = {gap.mean_gap:.2g}, max |d log p| = {gap.log_prob_gap:.2g} before any update"
     if dtype in (torch.float32, torch.float64):
         if gap.mean_gap <= FLOAT32_LIMIT and gap.log_prob_gap <= FLOAT32_LIMIT:
             return
-        raise ReplayMismatch(f"the training pass does not repeat the rollout: {found}, allowed is {FLOAT32_LIMIT:g}. {_diagnose(gap)}")
-    limit = clip_range / 4
-    if gap.log_prob_gap <= limit:
+        raise ReplayMismatch(
+            f"the training pass does not repeat the rollout: {found}, and float32 allows {FLOAT32_LIMIT:g}. {_diagnose(gap, 1e-3)}"
+        )
+    if gap.log_prob_gap <= clip_range / 4:
         return
     raise ReplayMismatch(
-        f"the training pass does not repeat the rollout closely enough: {found} in {str(dtype).removeprefix('torch.')}, allowed is a "
-        f"quarter of the clip range, {limit:.2g}. {_diagnose(gap)} If it is rounding: train in float32, raise the clip range above "
-        f"{4 * gap.log_prob_gap:.2g}, or use a window at larger sigmas, where s is larger."
+        f"the training pass does not repeat the rollout: {found}, and {str(dtype).removeprefix('torch.')} allows a quarter of the "
+        f"clip range, {clip_range / 4:.2g}, for |d log p|. {_diagnose(gap, 0.05)} Where rounding cannot be mended, train in float32 "
+        f"or set the clip range to at least {5 * gap.log_prob_gap:.1g}."
     )
 
 
-def _diagnose(gap: ReplayGap) -> str:
-    """Name the likely cause by the size of the gap."""
-    if not (gap.mean_gap < float("inf") and gap.log_prob_gap < float("inf")):
-        return "The model returned NaN or infinity: lower the learning rate or the guidance, or use float32."
-    if gap.mean_gap > 0.1:
+def _diagnose(gap: ReplayGap, rounding: float) -> str:
+    """Name the likely cause: mean gaps up to ``rounding`` come from arithmetic, larger ones from another computation."""
+    if not (math.isfinite(gap.mean_gap) and math.isfinite(gap.log_prob_gap)):
+        return "The model returned NaN or infinity: use float32, or lower the guidance or the learning rate."
+    if gap.mean_gap <= rounding:
         return (
-            "A gap this large is another computation: check that sigma, guidance, prompt embedding and order of rows are the "
-            "rollout's, that dropout is off, and that the adapter is the same and switched on in both."
+            "A gap this small is rounding: turn TF32 off, use the same autocast in both passes, and give both the same rows per "
+            "model call, because another batch size may choose another kernel."
         )
     return (
-        "A gap this small is rounding: check that both passes use the same dtype and autocast, that TF32 is off, and that the "
-        "batch sizes do not choose other kernels; score rollout and training in batches of one size if need be."
+        "A gap this large is another computation: sigma, guidance, prompt embedding, row order and dtype must be the rollout's, "
+        "dropout off, and the adapter the same and switched on in both."
     )
 
 

@@ -115,7 +115,14 @@ def rollout(
             on_step(step + 1, steps)
 
     return Trajectory(
-        sigmas, window, eta, group_size, groups, shared, states, means,
+        sigmas=sigmas,
+        window=window,
+        eta=eta,
+        group_size=group_size,
+        groups=groups,
+        shared=shared,
+        states=states,
+        means=means,
         log_probs=torch.stack(log_probs) if log_probs else x.new_zeros(0, groups * group_size),
         final=_one_row_each(x, groups * group_size),
     )

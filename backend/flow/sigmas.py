@@ -53,10 +53,12 @@ def check_sigmas(sigmas: Tensor) -> None:
     values = sigmas.tolist()
     for i, sigma in enumerate(values):
         if not 0 <= sigma <= 1:
-            raise SigmaError(f"sigma {i} is {sigma}, outside [0, 1]; this model is not a flow model or the table is of another one")
+            raise SigmaError(f"sigma {i} is {sigma}, outside [0, 1]; take the table of a flow model")
     for i, (sigma, sigma_next) in enumerate(zip(values, values[1:], strict=False)):
         if sigma_next >= sigma:
-            raise SigmaError(f"sigmas must fall at every step, but sigma {i + 1} is {sigma_next} after {sigma}; use another scheduler")
+            raise SigmaError(
+                f"sigmas must fall at every step, but entry {i + 1} is {sigma_next} after {sigma}; use another scheduler"
+            )
 
 
 def working_dtype(x: Tensor) -> torch.dtype:
