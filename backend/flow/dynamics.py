@@ -62,8 +62,8 @@ def sde_coefficients(sigmas: Tensor, eta: float, window: Window) -> dict[int, St
         if step.c < 0:
             largest = min(_largest_eta(k, table[1]) for k in coefficients.values())
             raise EtaError(
-                f"eta {eta} is too large for step {i} (sigma {step.sigma:.4g} to {step.sigma_next:.4g}): the step would take away more "
-                f"noise than there is; use at most {math.floor(largest * 1000) / 1000:g} for this window, or another window"
+                f"eta {eta} is too large for step {i} (sigma {step.sigma:.4g} to {step.sigma_next:.4g}): it would take away more noise "
+                f"than there is; use at most {math.floor(largest * 1000) / 1000:g} for this window, or another window"
             )
     return coefficients
 
@@ -85,7 +85,10 @@ def euler_step(x: Tensor, velocity: Tensor, sigmas: Tensor, step: int) -> Tensor
 
 
 def sde_mean(x: Tensor, velocity: Tensor, coefficients: StepCoefficients) -> Tensor:
-    """The mean (1 - sigma') x0 + c eps of a stochastic step, in float32 (float64 for float64 ``x``); a bf16 ``velocity`` is upcast."""
+    """The mean (1 - sigma') x0 + c eps of a stochastic step.
+
+    In float32 (float64 for float64 ``x``): a bf16 velocity is upcast first, since bf16 times a 0-dim float32 stays bf16 in torch.
+    """
     k, dtype = coefficients, working_dtype(x)
     x, velocity = x.to(dtype), velocity.to(dtype)
     x0 = x - k.sigma * velocity

@@ -121,14 +121,14 @@ def check_replay(gap: ReplayGap, dtype: torch.dtype, clip_range: float) -> None:
         if gap.mean_gap <= FLOAT32_LIMIT and gap.log_prob_gap <= FLOAT32_LIMIT:
             return
         raise ReplayMismatch(
-            f"the training pass does not repeat the rollout: {found}, and float32 allows {FLOAT32_LIMIT:g}. {_diagnose(gap, 1e-3)}"
+            f"the training pass does not repeat the rollout: {found}, float32 allows {FLOAT32_LIMIT:g}. {_diagnose(gap, 1e-3)}"
         )
     if gap.log_prob_gap <= clip_range / 4:
         return
     raise ReplayMismatch(
-        f"the training pass does not repeat the rollout: {found}, and {str(dtype).removeprefix('torch.')} allows a quarter of the "
-        f"clip range, {clip_range / 4:.2g}, for |d log p|. {_diagnose(gap, 0.05)} Where rounding cannot be mended, train in float32 "
-        f"or set the clip range to at least {5 * gap.log_prob_gap:.1g}."
+        f"the training pass does not repeat the rollout: {found}, {str(dtype).removeprefix('torch.')} allows |d log p| a quarter of "
+        f"the clip range, {clip_range / 4:.2g}. {_diagnose(gap, 0.05)} If rounding remains, train in float32 or set the clip range to "
+        f"at least {5 * gap.log_prob_gap:.2g}."
     )
 
 

@@ -56,9 +56,7 @@ def check_sigmas(sigmas: Tensor) -> None:
             raise SigmaError(f"sigma {i} is {sigma}, outside [0, 1]; take the table of a flow model")
     for i, (sigma, sigma_next) in enumerate(zip(values, values[1:], strict=False)):
         if sigma_next >= sigma:
-            raise SigmaError(
-                f"sigmas must fall at every step, but entry {i + 1} is {sigma_next} after {sigma}; use another scheduler"
-            )
+            raise SigmaError(f"sigmas must fall at every step, but {i + 1} is {sigma_next} after {sigma}; use another scheduler")
 
 
 def working_dtype(x: Tensor) -> torch.dtype:
