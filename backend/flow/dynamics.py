@@ -62,8 +62,8 @@ def sde_coefficients(sigmas: Tensor, eta: float, window: Window) -> dict[int, St
         if step.c < 0:
             largest = min(_largest_eta(k, table[1]) for k in coefficients.values())
             raise EtaError(
-                f"eta {eta} is too large for step {i} (sigma {step.sigma:.4g} to {step.sigma_next:.4g}): it would take away more noise "
-                f"than there is; use at most {math.floor(largest * 1000) / 1000:g} for this window, or another window"
+                f"eta {eta} is too large for step {i} (sigma {step.sigma:.4g} to {step.sigma_next:.4g}): it would take away more "
+                f"noise than there is; use at most {math.floor(largest * 1000) / 1000:g}, or another window"
             )
     return coefficients
 

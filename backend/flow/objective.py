@@ -67,16 +67,12 @@ def replay_mean(velocity: Velocity, trajectory: Trajectory, index: int, members:
     Returns:
         (m, …).
     """
-    state = trajectory.states[index]
-    k = trajectory.coefficients(index)
-    if _one_row_per_group(trajectory, index):
-        rows, place = (members // trajectory.group_size).unique(return_inverse=True)
-    else:
-        rows, place = members, None
-    x = state[rows]
+    once = _one_row_per_group(trajectory, index)
+    groups = replay_groups(trajectory, index, members)
+    x = trajectory.states[index][groups if once else members]
     sigma = trajectory.sigmas.to(x)[trajectory.window.steps[index]]
-    mean = sde_mean(x, velocity(x, sigma), k)
-    return mean if place is None else mean[place]
+    mean = sde_mean(x, velocity(x, sigma), trajectory.coefficients(index))
+    return mean[torch.searchsorted(groups, members // trajectory.group_size)] if once else mean
 
 
 def replay_log_prob(trajectory: Trajectory, index: int, members: Tensor, mean: Tensor) -> Tensor:
@@ -123,12 +119,13 @@ def check_replay(gap: ReplayGap, dtype: torch.dtype, clip_range: float) -> None:
         raise ReplayMismatch(
             f"the training pass does not repeat the rollout: {found}, float32 allows {FLOAT32_LIMIT:g}. {_diagnose(gap, 1e-3)}"
         )
-    if gap.log_prob_gap <= clip_range / 4:
+    limit = clip_range / 4
+    if gap.log_prob_gap <= limit:
         return
     raise ReplayMismatch(
-        f"the training pass does not repeat the rollout: {found}, {str(dtype).removeprefix('torch.')} allows |d log p| a quarter of "
-        f"the clip range, {clip_range / 4:.2g}. {_diagnose(gap, 0.05)} If rounding remains, train in float32 or set the clip range to "
-        f"at least {5 * gap.log_prob_gap:.2g}."
+        f"the training pass does not repeat the rollout: {found}, and {str(dtype).removeprefix('torch.')} allows |d log p| a "
+        f"quarter of the clip range, {limit:.2g}. {_diagnose(gap, 0.05)} If rounding remains, train in float32 or set the clip "
+        f"range to at least {5 * gap.log_prob_gap:.2g}."
     )
 
 
