@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ..errors import MixGRPOError
-from .sigmas import working_dtype
+from .sigmas import ROUNDING, working_dtype
 from .window import Window
 
 
@@ -36,9 +36,13 @@ def flow_sde(sigma: float, sigma_next: float, eta: float, sigma_guard: float) ->
     b is sigma, except at sigma = 1, where the formula is singular and b is ``sigma_guard``, the table's second entry; there
     s = eta exactly. eta = 0 gives (sigma', 0), the Euler step.
     """
-    dt = sigma - sigma_next
-    rest = 1 - (sigma_guard if sigma == 1 else sigma)
+    dt, rest = sigma - sigma_next, 1 - _guarded(sigma, sigma_guard)
     return sigma_next - eta**2 * dt / (2 * rest), eta * math.sqrt(sigma * dt / rest)
+
+
+def _guarded(sigma: float, sigma_guard: float) -> float:
+    """sigma, or its stand-in in 1 / (1 - sigma) where sigma is 1."""
+    return sigma_guard if sigma > 1 - ROUNDING else sigma
 
 
 def sde_coefficients(sigmas: Tensor, eta: float, window: Window) -> dict[int, StepCoefficients]:
@@ -70,8 +74,7 @@ def sde_coefficients(sigmas: Tensor, eta: float, window: Window) -> dict[int, St
 
 def _largest_eta(step: StepCoefficients, sigma_guard: float) -> float:
     """The eta at which c = 0: sqrt(2 sigma' (1 - b) / |dt|)."""
-    rest = 1 - (sigma_guard if step.sigma == 1 else step.sigma)
-    return math.sqrt(2 * step.sigma_next * rest / (step.sigma - step.sigma_next))
+    return math.sqrt(2 * step.sigma_next * (1 - _guarded(step.sigma, sigma_guard)) / (step.sigma - step.sigma_next))
 
 
 def euler_step(x: Tensor, velocity: Tensor, sigmas: Tensor, step: int) -> Tensor:

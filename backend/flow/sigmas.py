@@ -9,13 +9,16 @@ from torch import Tensor
 
 from ..errors import MixGRPOError
 
+ROUNDING = 1e-6
+"""A first sigma this near to 1 is 1: float32 tables miss it by an ulp, on either side."""
+
 
 class SigmaError(MixGRPOError):
     """A sigma table, or what one is made of, is outside its range."""
 
 
 def shifted_sigmas(steps: int, shift: float) -> Tensor:
-    """The shifted table sigma_i = S u_i / (1 + (S - 1) u_i), u_i = 1 - i / N.
+    """The shifted table sigma_i = S u_i / (S u_i + 1 - u_i), u_i = 1 - i / N.
 
     Args:
         steps: N >= 1.
@@ -32,7 +35,7 @@ def shifted_sigmas(steps: int, shift: float) -> Tensor:
     if not (math.isfinite(shift) and shift > 0):
         raise SigmaError(f"shift must be a finite number above 0, got {shift!r}; 1 is no shift, 3 is the paper's")
     u = torch.arange(steps, -1, -1, dtype=torch.float64) / steps
-    return shift * u / (1 + (shift - 1) * u)
+    return shift * u / (shift * u + (1 - u))  # not 1 + (shift - 1) u, which rounds sigma_0 away from 1
 
 
 def dynamic_shift(image_tokens: int) -> float:
@@ -43,7 +46,7 @@ def dynamic_shift(image_tokens: int) -> float:
 
 
 def check_sigmas(sigmas: Tensor) -> None:
-    """Refuse a table that is not one-dimensional, finite, within [0, 1] and strictly decreasing.
+    """Refuse a table that is not one-dimensional, finite, within [0, 1] (up to float32 rounding) and strictly decreasing.
 
     Raises:
         SigmaError: with the first offending entries.
@@ -52,7 +55,7 @@ def check_sigmas(sigmas: Tensor) -> None:
         raise SigmaError(f"a sigma table has one axis and at least two entries, got shape {tuple(sigmas.shape)}")
     values = sigmas.tolist()
     for i, sigma in enumerate(values):
-        if not 0 <= sigma <= 1:
+        if not 0 <= sigma <= 1 + ROUNDING:
             raise SigmaError(f"sigma {i} is {sigma}, outside [0, 1]; take the table of a flow model")
     for i, (sigma, sigma_next) in enumerate(zip(values, values[1:], strict=False)):
         if sigma_next >= sigma:
