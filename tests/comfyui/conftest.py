@@ -1,0 +1,37 @@
+"""Fixtures: a real ComfyUI, and the starter's files as ComfyUI's users have them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from comfyui_tree import LayoutError, comfyui_root, import_comfy
+from starter_files import SHIPPED, STARTERS, write_random_starter
+
+
+@pytest.fixture(scope="session")
+def comfyui() -> Path:
+    """The folder of a real ComfyUI."""
+    try:
+        return comfyui_root()
+    except LayoutError as error:
+        pytest.fail(str(error), pytrace=False)
+
+
+@pytest.fixture(scope="session")
+def comfy(comfyui: Path) -> ModuleType:
+    """ComfyUI's ``comfy`` package, imported into the test process, on the CPU."""
+    return import_comfy(comfyui)
+
+
+@pytest.fixture(scope="session")
+def random_starter(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the starter's four parts and random weights."""
+    return write_random_starter(tmp_path_factory.mktemp("starter"))
+
+
+@pytest.fixture(scope="session", params=STARTERS)
+def starter(request: pytest.FixtureRequest) -> Path:
+    """A folder with the starter's four parts: with random weights, and as shipped."""
+    return SHIPPED if request.param == "shipped" else request.getfixturevalue("random_starter")
