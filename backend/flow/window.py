@@ -45,3 +45,11 @@ class Window:
                 f"a window of {self.size} from step {self.start} does not fit a table of {steps} steps, whose last step is never "
                 f"stochastic: start + size may be at most {steps - 1}"
             )
+
+
+def sliding_window(iteration: int, steps: int, start: int, size: int, stride: int = 0, every: int = 1) -> Window:
+    """The window of an iteration (0, 1, …): moved by ``stride`` after every ``every`` iterations, held where it last fits.
+
+    A pure function, so that resuming needs no state and all ranks agree. Stride 0 is the frozen window.
+    """
+    return Window(min(start + stride * (iteration // every), steps - 1 - size), size)
