@@ -1,22 +1,20 @@
 """Training of the starter's SD3 transformer by flow matching on the fixed latent code and the frozen text embeddings.
 
-Every step draws its batch, times and noise from (seed, step), so a stopped run continues with the same numbers. The
-learning rate is constant, then falls linearly to zero over the last ``decay`` steps before ``until``: a run that was
-trained further continues from before its decay only if its checkpoint was.
+Every step draws its batch, times and noise from (seed, step), so a stopped run continues with the same numbers.
 """
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import numpy as np
 import torch
 from diffusers import SD3Transformer2DModel
 from torch import nn
+from transformers import CLIPTextModelWithProjection
 
-from ..files import load_json, load_tensors, optimizer_tensors, restore_optimizer, save_json, save_tensors
 from . import latents, text, world
+from .stages import Stage
 
 LAYERS = 3
 HEAD_SIZE = 64  # ComfyUI derives heads and depth of an SD3 from its width, in units of 64
@@ -25,12 +23,23 @@ HEAD_SIZE = 64  # ComfyUI derives heads and depth of an SD3 from its width, in u
 def build_transformer() -> SD3Transformer2DModel:
     """A 3 x 192 SD3 transformer (3.8 M parameters) whose modulations and output start at zero."""
     model = SD3Transformer2DModel(
-        sample_size=8, patch_size=2, in_channels=latents.CHANNELS, out_channels=latents.CHANNELS, num_layers=LAYERS,
-        attention_head_dim=HEAD_SIZE, num_attention_heads=LAYERS, caption_projection_dim=LAYERS * HEAD_SIZE,
-        joint_attention_dim=text.WIDTH, pooled_projection_dim=text.WIDTH, pos_embed_max_size=8, qk_norm="rms_norm",
+        sample_size=8,
+        patch_size=2,
+        in_channels=latents.CHANNELS,
+        out_channels=latents.CHANNELS,
+        num_layers=LAYERS,
+        attention_head_dim=HEAD_SIZE,
+        num_attention_heads=LAYERS,
+        caption_projection_dim=LAYERS * HEAD_SIZE,
+        joint_attention_dim=text.WIDTH,
+        pooled_projection_dim=text.WIDTH,
+        pos_embed_max_size=8,
+        qk_norm="rms_norm",
     )
     for name, module in model.named_modules():
-        if isinstance(module, nn.Linear) and (name.endswith(("norm1.linear", "norm1_context.linear")) or name in ("norm_out.linear", "proj_out")):
+        if isinstance(module, nn.Linear) and name.endswith(
+            ("norm1.linear", "norm1_context.linear", "norm_out.linear", "proj_out")
+        ):
             nn.init.zeros_(module.weight)
             nn.init.zeros_(module.bias)
     return model
@@ -40,8 +49,6 @@ class SceneLatents:
     """Latents of pre-drawn scenes with the embeddings of their captions; batches are a function of (seed, step)."""
 
     def __init__(self, folder: Path, count: int, seed: int, dropout: float = 0.1):
-        from transformers import CLIPTextModelWithProjection
-
         tokenizer = text.build_tokenizer()
         encoder = CLIPTextModelWithProjection.from_pretrained(folder / "text_encoder", dtype=torch.float32).eval()
         texts = ["", *world.single_captions(), *world.pair_captions()]
@@ -64,56 +71,19 @@ class SceneLatents:
         return self.latents[rows], noise, sigma, self.states[texts], self.pooled[texts]
 
 
-def _learning_rate(step: int, peak: float, until: int, decay: int) -> float:
-    return peak * min((step + 1) / 200, 1.0, max(until - step, 0) / decay)
-
-
-def train(folder: Path, until: int, seed: int, batch: int = 128, peak: float = 1e-3, decay: int = 2000, scenes: int = 40_000,
-          save_every: int = 500) -> None:
-    """Train to step ``until`` (continuing from ``folder/denoiser`` when there is a checkpoint), keeping EMA weights."""
+def train(
+    folder: Path, until: int, seed: int, batch: int = 128, peak: float = 1e-3, decay: int = 2000, scenes: int = 40_000
+) -> None:
+    """Train to step ``until``, continuing from ``folder/denoiser`` when there is a checkpoint."""
     torch.manual_seed(seed)
-    work = folder / "denoiser"
     model = build_transformer().train()
-    ema = {name: value.detach().clone() for name, value in model.state_dict().items()}
     optimizer = torch.optim.AdamW(model.parameters(), lr=peak, betas=(0.9, 0.99), weight_decay=0.01)
-    step = 0
-    if (work / "progress.json").exists():
-        step = load_json(work / "progress.json")["step"]
-        model.load_state_dict(load_tensors(work / f"model_{step:07d}.safetensors"))
-        ema = load_tensors(work / f"ema_{step:07d}.safetensors")
-        restore_optimizer(optimizer, load_tensors(work / f"optimizer_{step:07d}.safetensors"))
-    data, started, first, losses = SceneLatents(folder, scenes, seed), time.monotonic(), step, []
-    while step < until:
-        for group in optimizer.param_groups:
-            group["lr"] = _learning_rate(step, peak, until, decay)
-        x0, noise, sigma, states, pooled = data.batch(step, batch)
+    data = SceneLatents(folder, scenes, seed)
+    stage = Stage(folder / "denoiser", model, optimizer, until)
+    while stage.step < until:
+        stage.set_learning_rate(peak, decay)
+        x0, noise, sigma, states, pooled = data.batch(stage.step, batch)
         level = sigma.view(-1, 1, 1, 1)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             velocity = model((1 - level) * x0 + level * noise, states, pooled, sigma * 1000, return_dict=False)[0]
-        loss = nn.functional.mse_loss(velocity.float(), noise - x0)
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        step += 1
-        keep = min(0.999, step / (step + 10))
-        with torch.no_grad():
-            for name, value in model.state_dict().items():
-                ema[name].lerp_(value, 1 - keep)
-        losses.append(loss.item())
-        if step % 100 == 0:
-            pace = (time.monotonic() - started) / (step - first)
-            print(f"denoiser {step}/{until}  loss {np.mean(losses[-100:]):.4f}  {pace:.3f} s/step  {pace * (until - step) / 60:.0f} min left", flush=True)
-        if step % save_every == 0 or step == until:
-            _save(work, step, model, ema, optimizer)
-
-
-def _save(work: Path, step: int, model: nn.Module, ema: dict[str, torch.Tensor], optimizer: torch.optim.Optimizer) -> None:
-    previous = load_json(work / "progress.json")["step"] if (work / "progress.json").exists() else None
-    save_tensors(work / f"model_{step:07d}.safetensors", model.state_dict())
-    save_tensors(work / f"ema_{step:07d}.safetensors", ema)
-    save_tensors(work / f"optimizer_{step:07d}.safetensors", optimizer_tensors(optimizer))
-    save_json(work / "progress.json", {"step": step})
-    if previous not in (None, step):
-        for kind in ("model", "optimizer"):
-            (work / f"{kind}_{previous:07d}.safetensors").unlink(missing_ok=True)
+        stage.update(nn.functional.mse_loss(velocity.float(), noise - x0))

@@ -19,7 +19,20 @@ from . import world
 
 MAX_TOKENS = 16
 WIDTH = 128
-_WORDS = ["a", "an", *world.COLOURS, *world.SHAPES, "left", "right", "of", "above", "below", "on", *world.BACKGROUNDS, "background"]
+_WORDS = [
+    "a",
+    "an",
+    *world.COLOURS,
+    *world.SHAPES,
+    "left",
+    "right",
+    "of",
+    "above",
+    "below",
+    "on",
+    *world.BACKGROUNDS,
+    "background",
+]
 VOCABULARY = {word: index for index, word in enumerate(["<unk>", *_WORDS, "<start>", "<end>"])}
 START_TOKEN, END_TOKEN = VOCABULARY["<start>"], VOCABULARY["<end>"]
 
@@ -33,18 +46,32 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
         single="<start> $A <end>", special_tokens=[("<start>", START_TOKEN), ("<end>", END_TOKEN)]
     )
     return PreTrainedTokenizerFast(
-        tokenizer_object=core, bos_token="<start>", eos_token="<end>", pad_token="<end>", unk_token="<unk>",
+        tokenizer_object=core,
+        bos_token="<start>",
+        eos_token="<end>",
+        pad_token="<end>",
+        unk_token="<unk>",
         model_max_length=MAX_TOKENS,
     )
 
 
 def build_encoder() -> CLIPTextModelWithProjection:
     """A randomly initialised text encoder (0.4 M parameters)."""
-    return CLIPTextModelWithProjection(CLIPTextConfig(
-        vocab_size=len(VOCABULARY), hidden_size=WIDTH, intermediate_size=4 * WIDTH, projection_dim=WIDTH,
-        num_hidden_layers=2, num_attention_heads=2, max_position_embeddings=MAX_TOKENS, hidden_act="quick_gelu",
-        bos_token_id=START_TOKEN, eos_token_id=END_TOKEN, pad_token_id=END_TOKEN,
-    ))
+    return CLIPTextModelWithProjection(
+        CLIPTextConfig(
+            vocab_size=len(VOCABULARY),
+            hidden_size=WIDTH,
+            intermediate_size=4 * WIDTH,
+            projection_dim=WIDTH,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            max_position_embeddings=MAX_TOKENS,
+            hidden_act="quick_gelu",
+            bos_token_id=START_TOKEN,
+            eos_token_id=END_TOKEN,
+            pad_token_id=END_TOKEN,
+        )
+    )
 
 
 def token_ids(tokenizer: PreTrainedTokenizerFast, texts: list[str]) -> torch.Tensor:
@@ -53,7 +80,9 @@ def token_ids(tokenizer: PreTrainedTokenizerFast, texts: list[str]) -> torch.Ten
 
 
 @torch.no_grad()
-def embed(encoder: CLIPTextModelWithProjection, tokenizer: PreTrainedTokenizerFast, texts: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
+def embed(
+    encoder: CLIPTextModelWithProjection, tokenizer: PreTrainedTokenizerFast, texts: list[str]
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Hidden states (texts, 16, 128) after the final norm, and pooled projected embeddings (texts, 128)."""
     outputs = encoder(input_ids=token_ids(tokenizer, texts))
     return outputs.last_hidden_state, outputs.text_embeds
@@ -93,7 +122,9 @@ def train_reader(steps: int, seed: int, save: Path) -> float:
         rows = torch.randint(len(captions), (128,))
         outputs = encoder(input_ids=ids[rows])
         logits = [(pooled_heads[name](outputs.text_embeds), name) for name in _CLASSES]
-        logits += [(state_heads[name](outputs.last_hidden_state[:, at]), name) for at, names in _READ_AT.items() for name in names]
+        logits += [
+            (state_heads[name](outputs.last_hidden_state[:, at]), name) for at, names in _READ_AT.items() for name in names
+        ]
         loss = sum(nn.functional.cross_entropy(values, targets[name][rows]) for values, name in logits)
         optimizer.zero_grad()
         loss.backward()

@@ -1,0 +1,1 @@
+"""The trainer: rollout, score, advantages, update; see README.md in this folder."""

@@ -1,0 +1,184 @@
+"""The training job: what is trained, on what, towards what, and for how long."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from ..errors import MixGRPOError
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+
+
+class SpecError(MixGRPOError):
+    """A job that cannot be run as written; the message names every field, what was given and what is allowed."""
+
+
+class _Spec(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ModelSpec(_Spec):
+    """The base model. ``starter`` is the small one that comes with the project."""
+
+    family: Literal["starter"] = "starter"
+    precision: Literal["float32", "bfloat16", "float64"] = "float32"
+
+
+class WindowSpec(_Spec):
+    """The steps that are stochastic and trained: ``size`` steps from ``start``, moved by ``stride`` every ``every`` iterations.
+
+    The window stops where it still fits before the last step, which is never stochastic. Stride 0 keeps it in place.
+    """
+
+    start: Annotated[int, Field(ge=0)] = 0
+    size: Count = 4
+    stride: Annotated[int, Field(ge=0)] = 0
+    every: Count = 25
+
+
+class SamplingSpec(_Spec):
+    """How pictures are drawn in training; ``guidance`` 1 means no classifier-free guidance (half the cost)."""
+
+    steps: Annotated[int, Field(ge=2, le=1000)] = 25
+    shift: Positive | Literal["dynamic"] = 3.0
+    guidance: Annotated[float, Field(ge=0, le=100)] = 1.0
+    eta: Annotated[float, Field(gt=0, le=10)] = 0.7
+    width: Count = 64
+    height: Count = 64
+    shared_noise: bool = True
+    window: WindowSpec = WindowSpec()
+
+    @model_validator(mode="after")
+    def _window_fits(self) -> SamplingSpec:
+        if self.window.start + self.window.size > self.steps - 1:
+            raise ValueError(
+                f"a window of {self.window.size} from step {self.window.start} does not fit {self.steps} steps: "
+                f"start + size may be at most {self.steps - 1}, since the last step is never stochastic"
+            )
+        return self
+
+
+class RewardSpec(_Spec):
+    """One scorer by name, with its options; ``weight`` is its say in the mixed advantage."""
+
+    scorer: str
+    weight: Positive = 1.0
+    options: dict[str, bool | int | float | str] = {}
+
+
+class LoraSpec(_Spec):
+    """The adapter. Its update is scaled by alpha / rank, or alpha / sqrt(rank) with ``rslora``."""
+
+    rank: Annotated[int, Field(ge=1, le=1024)] = 16
+    alpha: Positive = 32.0
+    targets: Literal["attention", "attention+mlp"] = "attention"
+    rslora: bool = False
+
+
+class OptimizerSpec(_Spec):
+    """AdamW on the clipped objective."""
+
+    learning_rate: Positive = 3e-4
+    weight_decay: NotNegative = 1e-4
+    max_grad_norm: Positive = 1.0
+    clip_range: Annotated[float, Field(gt=0, lt=1)] = 1e-4
+    advantage_clip: Positive = 5.0
+    updates_per_rollout: Count = 4
+
+
+class TrainSpec(_Spec):
+    """A whole job. ``iterations`` says how far to train: the same number again changes nothing, a larger one continues."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")] = "mixgrpo"
+    model: ModelSpec = ModelSpec()
+    prompts: Annotated[tuple[str, ...], Field(min_length=1)]
+    negative_prompt: str = ""
+    sampling: SamplingSpec = SamplingSpec()
+    group_size: Annotated[int, Field(ge=2, le=4096)] = 12
+    prompts_per_iteration: Count = 8
+    rewards: Annotated[tuple[RewardSpec, ...], Field(min_length=1)]
+    monitors: tuple[RewardSpec, ...] = ()
+    lora: LoraSpec = LoraSpec()
+    optimizer: OptimizerSpec = OptimizerSpec()
+    seed: Seed = 0
+    iterations: Count = 300
+    checkpoint_every: Count = 10
+    keep_checkpoints: Annotated[int, Field(ge=1)] = 2
+    rows_per_call: Count = 256
+
+    @field_validator("prompts")
+    @classmethod
+    def _prompts_say_something(cls, prompts: tuple[str, ...]) -> tuple[str, ...]:
+        empty = [str(index) for index, prompt in enumerate(prompts) if not prompt.strip()]
+        if empty:
+            raise ValueError(f"prompt {', '.join(empty[:5])} is empty; every prompt must say what to draw")
+        return prompts
+
+    @model_validator(mode="after")
+    def _numbers_divide(self) -> TrainSpec:
+        if self.group_size % self.optimizer.updates_per_rollout:
+            raise ValueError(
+                f"group_size {self.group_size} cannot be split into {self.optimizer.updates_per_rollout} equal updates; "
+                "choose an updates_per_rollout that divides it"
+            )
+        names = [reward.scorer for reward in (*self.rewards, *self.monitors)]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"scorer {', '.join(twice)} is named twice; name each scorer once, as a reward or as a monitor")
+        return self
+
+    def identity_fields(self) -> dict[str, Any]:
+        """The fields that determine the numbers: not how far, how often saved, how split into calls, or the name."""
+        ignored = {"name", "iterations", "checkpoint_every", "keep_checkpoints", "rows_per_call"}
+        return self.model_dump(mode="json", exclude=ignored)
+
+    def identity(self) -> str:
+        """Hexadecimal hash of :meth:`identity_fields`, the same for equal jobs on every machine."""
+        text = json.dumps(self.identity_fields(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def parse_job(fields: Any) -> TrainSpec:
+    """Build a job from plain data; raises :class:`SpecError` with one line for every field that is wrong."""
+    if not isinstance(fields, dict):
+        raise SpecError(
+            f"a job is a mapping of fields, got {type(fields).__name__}; see workflows/jobs in the project for an example"
+        )
+    try:
+        return TrainSpec.model_validate(fields)
+    except ValidationError as error:
+        raise SpecError("; ".join(_sentence(problem) for problem in error.errors())) from None
+
+
+def _sentence(problem: Any) -> str:
+    field = ".".join(str(part) for part in problem["loc"]) or "job"
+    given = problem["input"]
+    if problem["type"] == "extra_forbidden":
+        return f"{field}: there is no such field; check the spelling"
+    if problem["type"] == "missing":
+        return f"{field}: is required"
+    message = problem["msg"].removeprefix("Value error, ")
+    shown = "" if isinstance(given, (dict, BaseModel)) else f" (given: {str(given)[:80]!r})"
+    return f"{field}: {message}{shown}"
+
+
+def load_job(path: Path) -> TrainSpec:
+    """Read a YAML or JSON job file. YAML is loaded without any power to run code.
+
+    Raises:
+        SpecError: the file is missing, is not YAML, or a field is wrong.
+    """
+    try:
+        fields = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise SpecError(f"cannot read the job file {path}: {error}") from error
+    return parse_job(fields)

@@ -1,0 +1,100 @@
+"""The LoRA adapter in the transformer, its optimiser, and both as plain named tensors."""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+from peft import LoraConfig, get_peft_model_state_dict
+from torch import nn
+
+from ..flow.noise import derive_seed
+from ..models.families import LORA_TARGETS
+from ..models.lora_export import LoraAdapter
+from ..specs import LoraSpec, OptimizerSpec
+from .ranks import full, like
+
+_ADAPTER = "default"
+
+
+def lora_config(spec: LoraSpec) -> LoraConfig:
+    """peft's configuration of an adapter."""
+    return LoraConfig(r=spec.rank, lora_alpha=spec.alpha, use_rslora=spec.rslora, target_modules=LORA_TARGETS[spec.targets])
+
+
+def add_adapter(transformer: nn.Module, spec: LoraSpec, seed: int) -> None:
+    """Put a fresh adapter into the transformer, its A matrices drawn from ``seed``, its B matrices zero."""
+    state = torch.get_rng_state()
+    torch.manual_seed(derive_seed(seed, "adapter"))
+    transformer.add_adapter(lora_config(spec), adapter_name=_ADAPTER)
+    torch.set_rng_state(state)
+
+
+def put_lora(transformer: nn.Module, lora: LoraAdapter) -> None:
+    """Put a LoRA that was read from a file into the transformer, in the transformer's dtype."""
+    config = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=lora.layers)
+    transformer.add_adapter(config, adapter_name=_ADAPTER)
+    load_adapter(transformer, lora.tensors)
+
+
+def adapter_parameters(transformer: nn.Module) -> dict[str, nn.Parameter]:
+    """The trained parameters by peft's names without the adapter's, in a fixed order."""
+    return {
+        name.replace(f".{_ADAPTER}.", "."): parameter
+        for name, parameter in transformer.named_parameters()
+        if parameter.requires_grad
+    }
+
+
+def adapter_tensors(transformer: nn.Module) -> dict[str, torch.Tensor]:
+    """The whole adapter on the CPU (a collective call when sharded)."""
+    if not any(hasattr(parameter, "full_tensor") for parameter in transformer.parameters()):
+        return {name: value.detach().cpu().clone() for name, value in get_peft_model_state_dict(transformer).items()}
+    return {name: full(value.detach()).cpu() for name, value in adapter_parameters(transformer).items()}
+
+
+@torch.no_grad()
+def load_adapter(transformer: nn.Module, tensors: dict[str, torch.Tensor]) -> None:
+    """Fill the adapter with whole tensors; call it before sharding. Names and shapes must all match."""
+    parameters = {name: value for name, value in transformer.named_parameters() if ".lora_" in name}
+    parameters = {name.replace(f".{_ADAPTER}.", "."): value for name, value in parameters.items()}
+    if parameters.keys() != tensors.keys():
+        different = sorted(parameters.keys() ^ tensors.keys())
+        raise KeyError(f"adapter tensors do not match the adapted layers: {different[:4]}")
+    for name, value in tensors.items():
+        parameters[name].copy_(value)
+
+
+def adapter_hash(tensors: dict[str, torch.Tensor]) -> str:
+    """A short hash of the exact bits of an adapter."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        digest.update(name.encode())
+        digest.update(tensors[name].contiguous().numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def make_optimizer(parameters: dict[str, nn.Parameter], spec: OptimizerSpec) -> torch.optim.AdamW:
+    """AdamW over the adapter's parameters."""
+    return torch.optim.AdamW(
+        parameters.values(), lr=spec.learning_rate, weight_decay=spec.weight_decay, betas=(0.9, 0.999), eps=1e-8
+    )
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer, parameters: dict[str, nn.Parameter]) -> dict[str, torch.Tensor]:
+    """The optimiser's state as whole tensors named ``{field}.{parameter}`` (a collective call when sharded)."""
+    return {
+        f"{field}.{name}": full(value).cpu().clone()
+        for name, parameter in parameters.items()
+        for field, value in optimizer.state[parameter].items()
+    }
+
+
+def load_optimizer(
+    optimizer: torch.optim.Optimizer, parameters: dict[str, nn.Parameter], tensors: dict[str, torch.Tensor]
+) -> None:
+    """Put back what :func:`optimizer_tensors` returned, laid out as the parameters are now."""
+    for name, value in tensors.items():
+        field, parameter_name = name.split(".", 1)
+        parameter = parameters[parameter_name]
+        optimizer.state[parameter][field] = like(value, parameter)

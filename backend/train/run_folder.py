@@ -1,0 +1,184 @@
+"""The folder of one run: its job, its events, its checkpoints, its LoRAs.
+
+``spec.json`` is the job; ``events.jsonl`` only grows, and every line carries the attempt that wrote it; ``checkpoints/``
+holds pairs of a safetensors file and the JSON that, written last, declares it complete; ``lora/`` what graphs load.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from filelock import FileLock, Timeout
+
+from ..errors import MixGRPOError
+from ..files import StorageError, load_json, load_tensors, save_json, save_tensors
+from ..specs import TrainSpec
+from ..specs.job import parse_job
+
+
+class RunError(MixGRPOError):
+    """A run folder that cannot be used as asked."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Everything that training to ``iteration`` left behind, as whole (unsharded) tensors."""
+
+    iteration: int
+    adapter: dict[str, torch.Tensor]
+    optimizer: dict[str, torch.Tensor]
+    layout: dict[str, Any]
+
+
+class RunFolder:
+    """Reads and writes one run. Only the first rank writes."""
+
+    def __init__(self, path: Path):
+        self.path = Path(path).absolute()
+        self.attempt = 1
+        self._lock = FileLock(self.path / ".lock")
+
+    def lora_file(self, name: str, iteration: int) -> Path:
+        """Where the LoRA of an iteration is; a new name for every checkpoint, since ComfyUI caches LoRAs by name."""
+        return self.path / "lora" / f"{name}_{iteration:06d}.safetensors"
+
+    def lock(self) -> None:
+        """Own the run until the process ends; raises :class:`RunError` when another process does."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock.acquire(blocking=False)
+        except Timeout:
+            raise RunError(f"{self.path} is in use by another process; wait for it, stop it, or choose another folder") from None
+        except OSError as error:
+            raise StorageError(f"cannot use {self.path} as a run folder: {error}; choose another folder") from error
+
+    def unlock(self) -> None:
+        """Let another process have the run."""
+        self._lock.release()
+
+    def open(self, spec: TrainSpec) -> TrainSpec:
+        """Write the job, or check it against the one this folder was made for; a larger ``iterations`` continues.
+
+        Raises:
+            RunError: a field that determines the numbers is another than the folder's; the message names every one.
+        """
+        file = self.path / "spec.json"
+        if file.exists():
+            stored = parse_job(load_json(file))
+            changed = _differences(stored.identity_fields(), spec.identity_fields())
+            if changed:
+                raise RunError(
+                    f"{self.path} belongs to another job: {'; '.join(changed)}. Choose another folder for the changed job, or "
+                    "change the job back to continue this run"
+                )
+        save_json(file, spec.model_dump(mode="json"))
+        self.attempt = 1 + sum(event["event"] == "start" for event in self.events())
+        return spec
+
+    def events(self) -> list[dict[str, Any]]:
+        """All events ever written, of all attempts, in order; a last line cut short by a kill is passed over."""
+        file = self.path / "events.jsonl"
+        if not file.exists():
+            return []
+        lines = file.read_text(encoding="utf-8").splitlines()
+        complete = []
+        for number, line in enumerate(lines, 1):
+            try:
+                complete.append(json.loads(line))
+            except ValueError as error:
+                if number < len(lines) and not line.startswith("{"):
+                    raise StorageError(f"{file} line {number} is not an event ({error}); move the file away") from error
+        return complete
+
+    def iterations(self) -> list[dict[str, Any]]:
+        """The iteration events that count: of an iteration done twice, the last attempt's."""
+        last: dict[int, dict[str, Any]] = {}
+        for event in self.events():
+            if event["event"] == "start":
+                last = {number: kept for number, kept in last.items() if number <= event["from_iteration"]}
+            elif event["event"] == "iteration":
+                last[event["iteration"]] = event
+        return [last[number] for number in sorted(last)]
+
+    def append(self, event: str, **fields: Any) -> None:
+        """Add one event; raises :class:`StorageError` when it cannot be written."""
+        row = {"event": event, "attempt": self.attempt, "time": round(time.time(), 3), **fields}
+        line = json.dumps(row, allow_nan=False)
+        try:
+            with open(self.path / "events.jsonl", "a+", encoding="utf-8") as file:
+                file.write(("" if _ends_with_newline(file) else "\n") + line + "\n")
+        except OSError as error:
+            raise StorageError(f"cannot append to {self.path / 'events.jsonl'}: {error}; checkpoints are safe") from error
+
+    def save_checkpoint(self, checkpoint: Checkpoint, identity: str, keep: int) -> None:
+        """Write a checkpoint; only when it is complete are all but the newest ``keep`` removed."""
+        tensors = {f"adapter.{name}": value for name, value in checkpoint.adapter.items()}
+        tensors |= {f"optimizer.{name}": value for name, value in checkpoint.optimizer.items()}
+        file = self._checkpoint_file(checkpoint.iteration)
+        save_tensors(file, tensors)
+        facts = {"iteration": checkpoint.iteration, "identity": identity, "sha256": _digest(file), "layout": checkpoint.layout}
+        save_json(file.with_suffix(".json"), facts)
+        for old in self._checkpoint_markers()[:-keep]:
+            old.unlink()
+            old.with_suffix(".safetensors").unlink(missing_ok=True)
+
+    def load_checkpoint(self, identity: str) -> Checkpoint | None:
+        """The newest complete checkpoint, or None.
+
+        Raises:
+            RunError: it is damaged, or of another job.
+        """
+        markers = self._checkpoint_markers()
+        if not markers:
+            return None
+        facts, file = load_json(markers[-1]), markers[-1].with_suffix(".safetensors")
+        if facts.get("identity") != identity:
+            raise RunError(f"{markers[-1]} is a checkpoint of another job; choose another folder for this one")
+        if not file.exists() or _digest(file) != facts["sha256"]:
+            earlier = f"to continue from {markers[-2].stem}" if len(markers) > 1 else "to start again from the beginning"
+            raise RunError(f"the checkpoint {file} is damaged or incomplete; delete it and {markers[-1].name} {earlier}")
+        tensors = load_tensors(file)
+        parts = {
+            part: {name.removeprefix(f"{part}."): value for name, value in tensors.items() if name.startswith(f"{part}.")}
+            for part in ("adapter", "optimizer")
+        }
+        return Checkpoint(facts["iteration"], parts["adapter"], parts["optimizer"], facts["layout"])
+
+    def _checkpoint_file(self, iteration: int) -> Path:
+        return self.path / "checkpoints" / f"iteration_{iteration:06d}.safetensors"
+
+    def _checkpoint_markers(self) -> list[Path]:
+        return sorted((self.path / "checkpoints").glob("iteration_*.json"))
+
+
+def _ends_with_newline(file: Any) -> bool:
+    """Whether the last line of a text file opened for appending is complete (an empty file is)."""
+    if file.seek(0, 2) == 0:
+        return True
+    with open(file.name, "rb") as raw:
+        raw.seek(-1, 2)
+        return raw.read(1) == b"\n"
+
+
+def _digest(file: Path) -> str:
+    with open(file, "rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+def _differences(old: Any, new: Any, field: str = "") -> list[str]:
+    """Every leaf that differs, as 'field: old -> new'."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        keys = sorted(set(old) | set(new))
+        return [line for key in keys for line in _differences(old.get(key), new.get(key), f"{field}.{key}".lstrip("."))]
+    return [] if old == new else [f"{field} was {_short(old)} and is now {_short(new)}"]
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else text[:57] + "..."

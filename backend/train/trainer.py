@@ -1,0 +1,305 @@
+"""The trainer: for every iteration a rollout of groups, their scores and advantages, and several updates of the adapter."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..errors import MixGRPOError
+from ..flow.advantages import Advantages, combine_advantages
+from ..flow.noise import derive_seed, initial_noise, step_noise
+from ..flow.objective import (
+    ReplayGap,
+    check_replay,
+    clipped_objective,
+    replay_gap,
+    replay_groups,
+    replay_log_prob,
+    replay_mean,
+)
+from ..flow.rollout import Trajectory, rollout
+from ..flow.sigmas import dynamic_shift, shifted_sigmas
+from ..flow.window import Window, sliding_window
+from ..models.base import GuidedVelocity, RowCounter
+from ..models.families import arithmetic, load_model
+from ..rewards import HELD_OUT, make_scorer
+from ..specs import SamplingSpec, TrainSpec
+from . import adapter
+from .prompts import prompt_rows
+from .ranks import Ranks, gradient_norm
+from .run_folder import Checkpoint
+
+
+class TrainingError(MixGRPOError):
+    """Training cannot go on; what was saved before is safe."""
+
+
+def sigma_table(spec: SamplingSpec) -> torch.Tensor:
+    """The sigma table of a job, float32 (steps + 1,): one table for rollout, training and evaluation."""
+    shift = dynamic_shift(spec.width * spec.height // 256) if spec.shift == "dynamic" else spec.shift
+    return shifted_sigmas(spec.steps, shift).float()
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """This rank's pictures of one iteration and what they are worth."""
+
+    velocity: GuidedVelocity
+    trajectory: Trajectory
+    prompts: torch.Tensor  # (P,) rows into the job's prompts
+    pictures: torch.Tensor  # (P G, 3, H, W)
+    scores: dict[str, torch.Tensor]  # (P, G), of rewards and monitors
+    advantages: Advantages  # (P, G)
+
+
+class Trainer:
+    """One rank of a training run. It needs no server and no folder: what it has learnt is in :meth:`checkpoint`."""
+
+    def __init__(self, spec: TrainSpec, ranks: Ranks, resume: Checkpoint | None = None):
+        """Load the model, embed the prompts once, and continue from ``resume`` if it is given.
+
+        Raises:
+            MixGRPOError: a scorer, a prompt, the picture size, the noise level or the ranks do not fit; before any training.
+        """
+        self.spec, self.ranks = spec, ranks
+        self.share = ranks.share(spec.prompts_per_iteration, "prompts per iteration")
+        self.scorers = {reward.scorer: make_scorer(reward.scorer, **reward.options) for reward in (*spec.rewards, *spec.monitors)}
+        held_out = [reward.scorer for reward in spec.rewards if reward.scorer in HELD_OUT]
+        if held_out:
+            raise TrainingError(f"{held_out[0]} is held out: it may only be watched; list it under monitors, not under rewards")
+        for scorer in self.scorers.values():
+            scorer.check_prompts(spec.prompts)
+        self.model = load_model(spec.model, ranks.device)
+        self.latent_shape = self.model.latent_shape(spec.sampling.width, spec.sampling.height)
+        self.sigmas = sigma_table(spec.sampling)
+        self.conditions = self.model.encode(list(spec.prompts))
+        self.negative = self.model.encode([spec.negative_prompt])
+        self.model.text_encoder = None  # every text is embedded; free its memory
+
+        transformer = self.model.transformer
+        adapter.add_adapter(transformer, spec.lora, spec.seed)
+        self.iteration = 0
+        if resume is not None:
+            adapter.load_adapter(transformer, resume.adapter)
+            self.iteration = resume.iteration
+        ranks.shard(transformer)
+        self.parameters = adapter.adapter_parameters(transformer)
+        self.optimizer = adapter.make_optimizer(self.parameters, spec.optimizer)
+        if resume is not None:
+            adapter.load_optimizer(self.optimizer, self.parameters, resume.optimizer)
+        self.counter = RowCounter(transformer)
+        self.seconds: dict[str, float] = {}
+        self._replay_checked = False
+
+    def checkpoint(self) -> Checkpoint:
+        """Everything that continuing needs (a collective call: every rank must make it)."""
+        return Checkpoint(
+            self.iteration,
+            adapter.adapter_tensors(self.model.transformer),
+            adapter.optimizer_tensors(self.optimizer, self.parameters),
+            self.layout,
+        )
+
+    @property
+    def layout(self) -> dict[str, Any]:
+        """What a bit-equal continuation must have the same of."""
+        return {"ranks": self.ranks.count, "threads": torch.get_num_threads(), "device": self.ranks.device.type}
+
+    def window(self) -> Window:
+        """The window of the next iteration."""
+        plan = self.spec.sampling.window
+        return sliding_window(self.iteration, self.spec.sampling.steps, plan.start, plan.size, plan.stride, plan.every)
+
+    def train_iteration(self, on_rollout: Callable[[Rollout], None] | None = None) -> dict[str, Any]:
+        """One iteration; returns its numbers, the same on every rank. ``on_rollout`` may look at this rank's pictures."""
+        self.seconds = {}
+        batch = self.collect()
+        if on_rollout:
+            on_rollout(batch)
+        if not self._replay_checked:
+            self.check_whole_replay(batch)
+        updates = [self.update(batch, number) for number in range(self.spec.optimizer.updates_per_rollout)]
+        self.iteration += 1
+        return self._report(batch, updates)
+
+    # ------------------------------------------------------------------ rollout
+
+    def collect(self) -> Rollout:
+        """Draw this rank's groups, decode them, score them."""
+        spec, sampling = self.spec, self.spec.sampling
+        places = range(self.iteration * spec.prompts_per_iteration, (self.iteration + 1) * spec.prompts_per_iteration)[self.share]
+        everyone = prompt_rows(spec.seed, self.iteration, len(spec.prompts), spec.prompts_per_iteration)
+        prompts = torch.tensor(everyone[self.share])
+        velocity = GuidedVelocity(self.model, self.conditions, self.negative, sampling.guidance, spec.rows_per_call)
+        with self._phase("rollout"):
+            trajectory = rollout(
+                lambda x, sigma: velocity(x, sigma, prompts.repeat_interleave(len(x) // len(prompts))),
+                self._initial_noise(places),
+                self.sigmas,
+                self.window(),
+                sampling.eta,
+                lambda step: self._step_noise(places, step),
+                spec.group_size,
+                shared=sampling.shared_noise,
+            )
+        if not trajectory.final.isfinite().all():
+            raise TrainingError(
+                f"the model returned NaN or infinity in iteration {self.iteration + 1}; lower the learning rate or the guidance "
+                "and continue from the last checkpoint"
+            )
+        with self._phase("decode"):
+            pictures = self.model.decode(trajectory.final)
+        with self._phase("score"):
+            scores = self._score(pictures, prompts)
+        weights = {reward.scorer: reward.weight for reward in spec.rewards}
+        advantages = combine_advantages({name: scores[name] for name in weights}, weights, clip=spec.optimizer.advantage_clip)
+        return Rollout(velocity, trajectory, prompts, pictures, scores, advantages)
+
+    def _initial_noise(self, places: range) -> torch.Tensor:
+        rows = 1 if self.spec.sampling.shared_noise else self.spec.group_size
+        noise = [
+            initial_noise(derive_seed(self.spec.seed, "initial noise", place), (rows, *self.latent_shape)) for place in places
+        ]
+        return self._to_model(torch.cat(noise))
+
+    def _step_noise(self, places: range, step: int) -> torch.Tensor:
+        size = self.spec.group_size
+        samples = [place * size + member for place in places for member in range(size)]
+        return self._to_model(step_noise(self.spec.seed, samples, step, self.latent_shape))
+
+    def _to_model(self, noise: torch.Tensor) -> torch.Tensor:
+        dtype = torch.float64 if arithmetic(self.spec.model) == torch.float64 else torch.float32
+        return noise.to(self.ranks.device, dtype)
+
+    def _score(self, pictures: torch.Tensor, prompts: torch.Tensor) -> dict[str, torch.Tensor]:
+        texts = [self.spec.prompts[row] for row in prompts.tolist() for _ in range(self.spec.group_size)]
+        scores = {name: scorer.score(pictures, texts).view(len(prompts), -1) for name, scorer in self.scorers.items()}
+        for reward in self.spec.rewards:
+            if not scores[reward.scorer].isfinite().any():
+                raise TrainingError(
+                    f"{reward.scorer} could score no picture of iteration {self.iteration + 1}; there is nothing to learn from"
+                )
+        return scores
+
+    # ------------------------------------------------------------------ update
+
+    def members(self, number: int) -> torch.Tensor:
+        """Rows of update ``number``: an equal part of every group."""
+        groups = self.share.stop - self.share.start
+        part = self.spec.group_size // self.spec.optimizer.updates_per_rollout
+        within = torch.arange(number * part, (number + 1) * part)
+        return (torch.arange(groups)[:, None] * self.spec.group_size + within).flatten()
+
+    def accumulate(self, batch: Rollout, members: torch.Tensor) -> dict[str, float]:
+        """Add the objective's gradient over ``members`` and all window steps; returns means over them and the replay gap."""
+        trajectory, size = batch.trajectory, len(batch.trajectory.means)
+        total = len(members) * self.ranks.count * size
+        advantages = batch.advantages.values.flatten().to(trajectory.final)
+        sums = {"loss": 0.0, "ratio_deviation": 0.0, "clip_fraction": 0.0}
+        gap = ReplayGap(0.0, 0.0)
+        for index in range(size):
+            for part in self._calls(members):
+                with self._phase("training"):
+                    mean = self._replay(batch, index, part)
+                    log_prob = replay_log_prob(trajectory, index, part, mean)
+                    terms = clipped_objective(
+                        log_prob, trajectory.log_probs[index][part], advantages[part], self.spec.optimizer.clip_range
+                    )
+                    # FSDP averages gradients over ranks, so every rank counts as if the others' share were its own
+                    (terms.loss.sum() * (self.ranks.count / total)).backward()
+                gap = gap.worst(replay_gap(trajectory, index, part, mean.detach()))
+                sums["loss"] += terms.loss.sum().item()
+                sums["ratio_deviation"] += (terms.ratio - 1).abs().sum().item()
+                sums["clip_fraction"] += terms.clipped.sum().item()
+        means = {name: value / (len(members) * size) for name, value in sums.items()}
+        return means | {"mean_gap": gap.mean_gap, "log_prob_gap": gap.log_prob_gap}
+
+    def update(self, batch: Rollout, number: int) -> dict[str, float]:
+        """One optimiser step on the members of update ``number``."""
+        self.optimizer.zero_grad()
+        numbers = self.accumulate(batch, self.members(number))
+        if number == 0:
+            self._enforce_replay(ReplayGap(numbers["mean_gap"], numbers["log_prob_gap"]))
+        norm = gradient_norm(self.parameters.values(), self.spec.optimizer.max_grad_norm)
+        if norm != norm or norm == float("inf"):
+            raise TrainingError(
+                f"the gradient is not finite in iteration {self.iteration + 1}; lower the learning rate and continue from the "
+                "last checkpoint"
+            )
+        self.optimizer.step()
+        digest = adapter.adapter_hash(adapter.adapter_tensors(self.model.transformer))
+        self.ranks.require_equal(digest, "the adapter")
+        return numbers | {"gradient_norm": norm, "adapter_hash": digest}
+
+    def check_whole_replay(self, batch: Rollout) -> None:
+        """The replay gate over every stored step and sample, before the first update of this process."""
+        trajectory, gap = batch.trajectory, ReplayGap(0.0, 0.0)
+        everyone = torch.arange(len(trajectory.final))
+        with torch.no_grad(), self._phase("replay"):
+            for index in range(len(trajectory.means)):
+                for part in self._calls(everyone):
+                    gap = gap.worst(replay_gap(trajectory, index, part, self._replay(batch, index, part)))
+        self._enforce_replay(gap)
+        self._replay_checked = True
+
+    def _replay(self, batch: Rollout, index: int, members: torch.Tensor) -> torch.Tensor:
+        owners = batch.prompts[replay_groups(batch.trajectory, index, members)]
+        return replay_mean(batch.velocity.for_prompts(owners), batch.trajectory, index, members)
+
+    def _calls(self, members: torch.Tensor) -> list[torch.Tensor]:
+        """Members in parts of whole groups that fit one model call, so that a group's shared first step stays one row."""
+        each = len(members) // (self.share.stop - self.share.start)
+        doubled = 1 if self.spec.sampling.guidance == 1 else 2
+        return list(members.split(max(1, self.spec.rows_per_call // (each * doubled)) * each))
+
+    def _enforce_replay(self, gap: ReplayGap) -> None:
+        worst = self.ranks.largest({"mean_gap": gap.mean_gap, "log_prob_gap": gap.log_prob_gap})
+        check_replay(ReplayGap(**worst), arithmetic(self.spec.model), self.spec.optimizer.clip_range)
+
+    # ------------------------------------------------------------------ numbers
+
+    @contextmanager
+    def _phase(self, name: str):
+        started = time.perf_counter()
+        with self.counter.phase(name):
+            yield
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
+
+    def _report(self, batch: Rollout, updates: list[dict[str, Any]]) -> dict[str, Any]:
+        scores = {name: self.ranks.gather(values.to(self.ranks.device)).cpu() for name, values in batch.scores.items()}
+        dead = self.ranks.mean({"flat": batch.advantages.flat.float().mean().item()})["flat"]
+        means = {
+            name: sum(update[name] for update in updates) / len(updates)
+            for name in ("loss", "ratio_deviation", "clip_fraction", "gradient_norm")
+        }
+        gaps = {"mean_gap": updates[0]["mean_gap"], "log_prob_gap": updates[0]["log_prob_gap"]}
+        rows = {name: round(count * self.ranks.count) for name, count in self.counter.take().items()}
+        window = batch.trajectory.window
+        return {
+            "iteration": self.iteration,
+            "scores": {name: _summary(values) for name, values in scores.items()},
+            "dead_groups": dead,
+            "failed": int(sum((~values.isfinite()).sum() for values in scores.values())),
+            "window": [window.start, window.size],
+            **self.ranks.mean(means),
+            "replay": self.ranks.largest(gaps),
+            "rows": rows,
+            "seconds": {name: round(value, 3) for name, value in self.seconds.items()},
+            "adapter_hash": updates[-1]["adapter_hash"],
+        }
+
+
+def _summary(scores: torch.Tensor) -> dict[str, float | None]:
+    """Mean over all, and the mean standard deviation within a group, of the scores that exist; (P, G)."""
+    groups = [group[group.isfinite()] for group in scores]
+    spread = [group.std().item() for group in groups if len(group) > 1]
+    valid = torch.cat(groups)
+    return {
+        "mean": valid.mean().item() if len(valid) else None,
+        "group_std": sum(spread) / len(spread) if spread else None,
+    }
