@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -24,6 +24,9 @@ class SpecError(MixGRPOError):
 
 class _Spec(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+_Parsed = TypeVar("_Parsed", bound=_Spec)
 
 
 class ModelSpec(_Spec):
@@ -148,13 +151,20 @@ class TrainSpec(_Spec):
 
 
 def parse_job(fields: Any) -> TrainSpec:
-    """Build a job from plain data; raises :class:`SpecError` with one line for every field that is wrong."""
+    """Build a job from plain data; raises :class:`SpecError` with one clause for every field that is wrong."""
+    return _parse(TrainSpec, fields, "a job")
+
+
+def parse_sampling(fields: Any) -> SamplingSpec:
+    """Build sampling settings from plain data; raises :class:`SpecError` like :func:`parse_job`."""
+    return _parse(SamplingSpec, fields, "sampling")
+
+
+def _parse(kind: type[_Parsed], fields: Any, what: str) -> _Parsed:
     if not isinstance(fields, dict):
-        raise SpecError(
-            f"a job is a mapping of fields, got {type(fields).__name__}; see workflows/jobs in the project for an example"
-        )
+        raise SpecError(f"{what} is a mapping of fields, got {type(fields).__name__}")
     try:
-        return TrainSpec.model_validate(fields)
+        return kind.model_validate(fields)
     except ValidationError as error:
         raise SpecError("; ".join(_sentence(problem) for problem in error.errors())) from None
 

@@ -1,0 +1,84 @@
+"""The command line: ``mixgrpo demo | train | sample``."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .console import console
+from .errors import MixGRPOError
+
+app = typer.Typer(
+    help="MixGRPO: align flow-matching image models with what you like.", no_args_is_help=True, add_completion=False
+)
+
+
+class _Refusals:
+    """Show a refusal as its one sentence, without a traceback; set MIXGRPO_TRACEBACK=1 to see where it was raised."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, MixGRPOError) and not os.environ.get("MIXGRPO_TRACEBACK"):
+            console.print(f"[bold red]error[/] {type(error).__name__}: ", end="")
+            console.print(str(error), markup=False, soft_wrap=True)
+            raise typer.Exit(1)
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for the run, the pictures and summary.json.")] = Path("runs/demo"),
+    iterations: Annotated[int | None, typer.Option(min=1, help="How far to train (default: the tuned length).")] = None,
+    pairs: Annotated[int, typer.Option(min=24, help="Held-out (caption, seed) pairs with two shapes.")] = 400,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+) -> None:
+    """Train the bundled starter model for a few minutes and show what changed."""
+    from .demo import run_demo
+
+    with _Refusals():
+        run_demo(out, iterations, pairs, seed)
+
+
+@app.command()
+def train(
+    job: Annotated[Path, typer.Argument(help="Job file, YAML or JSON.")],
+    out: Annotated[Path | None, typer.Option(help="Run folder (default: runs/NAME).")] = None,
+    ranks: Annotated[int, typer.Option(min=1, help="Processes to train with, one per GPU.")] = 1,
+) -> None:
+    """Train a job; run the same command again to continue a stopped run, or with more iterations to go further."""
+    from .specs import load_job
+    from .train.launch import run_job
+
+    with _Refusals():
+        spec = load_job(job)
+        lora = run_job(spec, out or Path("runs") / spec.name, ranks)
+        console.print(f"LoRA: {lora}", soft_wrap=True)
+
+
+@app.command()
+def sample(
+    prompt: Annotated[list[str], typer.Option(help="What to draw; may be given several times.")],
+    out: Annotated[Path, typer.Option(help="PNG to write.")] = Path("sample.png"),
+    lora: Annotated[Path | None, typer.Option(help="A LoRA that this project trained.")] = None,
+    count: Annotated[int, typer.Option(min=1, help="Pictures per prompt.")] = 4,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    steps: Annotated[int, typer.Option(min=2)] = 16,
+    shift: Annotated[float, typer.Option(min=0.01)] = 3.0,
+    guidance: Annotated[float, typer.Option(min=0)] = 2.0,
+) -> None:
+    """Draw pictures with the starter model, with or without a LoRA; the same seeds give the same pictures."""
+    from .demo import sample_sheet
+    from .specs.job import parse_sampling
+
+    with _Refusals():
+        sampling = parse_sampling({"steps": steps, "shift": shift, "guidance": guidance, "window": {"size": 1}})
+        sample_sheet(out, prompt, lora, count, seed, sampling)
+        console.print(f"wrote {out}", soft_wrap=True)
+
+
+if __name__ == "__main__":
+    app()
