@@ -120,8 +120,8 @@ def place(layout: Layout, rng: np.random.Generator) -> list[Placed]:
     """Draw the geometry that a caption leaves open: sizes and positions, never overlapping, never cut off."""
     middle = IMAGE_SIZE / 2
     if layout.second is None:
-        x, y = middle + rng.uniform(-8, 8, 2)
-        return [Placed(layout.first, x, y, rng.uniform(10, 15))]
+        x, y = middle + rng.uniform(-4, 4, 2)
+        return [Placed(layout.first, x, y, rng.uniform(11, 14))]
     placed = []
     for thing, centre in zip(layout.things, (18.0, 46.0), strict=True):
         along = centre + rng.uniform(-2, 2)
