@@ -75,7 +75,8 @@ def export_lora(
             "write each checkpoint to a new name"
         )
     table = key_table(transformer)
-    adapter = _checked(transformer, table, adapter_tensors, {}, "the adapter")
+    check_lora_keys((_split(name)[0] for name in adapter_tensors), table, "the adapter")
+    adapter = _checked(transformer, adapter_tensors, {}, "the adapter")
     if adapter.rank != rank:
         raise LoraFormatError(f"the adapter has rank {adapter.rank}, not the given {rank}; pass the rank it was trained with")
     scale = torch.tensor(alpha * math.sqrt(rank) if rslora else alpha, dtype=torch.float32)
@@ -96,17 +97,16 @@ def load_lora(path: Path, transformer: nn.Module) -> LoraAdapter:
     """
     path = Path(path)
     stored = load_tensors(path)
-    table = key_table(transformer)
-    layer_of = {key: layer for layer, key in table.items()}
+    layer_of = {key: layer for layer, key in key_table(transformer).items()}
+    check_lora_keys((_split(name)[0] for name in stored), layer_of, str(path))
     tensors, alphas = {}, {}
     for name, tensor in stored.items():
         key, suffix = _split(name)
-        layer = layer_of.get(key, key)
         if suffix == _ALPHA:
-            alphas[layer] = tensor
+            alphas[layer_of[key]] = tensor
         else:
-            tensors[layer + suffix] = tensor
-    return _checked(transformer, table, tensors, alphas, str(path), needs_alpha=True)
+            tensors[layer_of[key] + suffix] = tensor
+    return _checked(transformer, tensors, alphas, str(path), needs_alpha=True)
 
 
 def _split(name: str) -> tuple[str, str]:
@@ -119,15 +119,13 @@ def _split(name: str) -> tuple[str, str]:
 
 def _checked(
     transformer: nn.Module,
-    table: Mapping[str, str],
     tensors: Mapping[str, torch.Tensor],
     alphas: Mapping[str, torch.Tensor],
     origin: str,
     needs_alpha: bool = False,
 ) -> LoraAdapter:
-    """The adapter that ``tensors`` form, after every check; without alphas its alpha is its rank (a scale of 1)."""
+    """The adapter that ``tensors`` of known layers form, if they do; without alphas its alpha is its rank (a scale of 1)."""
     layers = sorted({_split(name)[0] for name in tensors} | set(alphas))
-    check_lora_keys(layers, table, origin)
     for layer in layers:
         missing = [suffix for suffix in (_A, _B) if layer + suffix not in tensors]
         if needs_alpha and layer not in alphas:

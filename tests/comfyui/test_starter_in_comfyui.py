@@ -7,15 +7,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from diffusers import SD3Transformer2DModel
-from mixgrpo.backend.files import load_tensors
 from mixgrpo.backend.flow.noise import initial_noise
 from mixgrpo.backend.flow.rollout import rollout
 from mixgrpo.backend.flow.sigmas import shifted_sigmas
 from mixgrpo.backend.flow.window import Window
-from mixgrpo.backend.starter import text, vae
+from mixgrpo.backend.models.base import GuidedVelocity
+from mixgrpo.backend.models.sd3 import SD3
+from mixgrpo.backend.starter import text
+from mixgrpo.backend.starter.load import load_starter
 from starter_clip import load_clip
-from transformers import CLIPTextModelWithProjection, PreTrainedTokenizerFast
 
 CAPTIONS = [
     "",
@@ -33,17 +33,9 @@ def relative(ours: torch.Tensor, theirs: torch.Tensor) -> float:
 
 
 @pytest.fixture(scope="module")
-def ours(starter: Path) -> SimpleNamespace:
-    """The starter in diffusers and transformers, in float32."""
-    autoencoder = vae.build_vae().eval()
-    stored = load_tensors(starter / "vae" / "starter_vae.safetensors")
-    autoencoder.load_state_dict({name: tensor.float() for name, tensor in vae.from_taesd(stored).items()})
-    return SimpleNamespace(
-        transformer=SD3Transformer2DModel.from_pretrained(starter / "transformer", torch_dtype=torch.float32).eval(),
-        encoder=CLIPTextModelWithProjection.from_pretrained(starter / "text_encoder", dtype=torch.float32).eval(),
-        tokenizer=PreTrainedTokenizerFast.from_pretrained(starter / "tokenizer"),
-        vae=autoencoder,
-    )
+def ours(starter: Path) -> SD3:
+    """The starter as the trainer loads it: diffusers and transformers, in float32."""
+    return load_starter(folder=starter)
 
 
 @pytest.fixture(scope="module")
@@ -58,66 +50,61 @@ def theirs(comfy, starter: Path) -> SimpleNamespace:
     )
 
 
+def to_graph(theirs: SimpleNamespace, latent: torch.Tensor) -> torch.Tensor:
+    """From the transformer's latent to what a LATENT socket carries."""
+    return theirs.model.get_model_object("latent_format").process_out(latent)
+
+
+def from_graph(theirs: SimpleNamespace, latent: torch.Tensor) -> torch.Tensor:
+    return theirs.model.get_model_object("latent_format").process_in(latent)
+
+
+@pytest.mark.parametrize("sigma", [1.0, 0.9, 0.5, 0.01])
 @torch.no_grad()
-def test_velocity(ours, theirs):
-    generator = torch.Generator().manual_seed(1)
-    x, sigma = torch.randn(5, 16, 8, 8, generator=generator), torch.tensor([1.0, 0.9, 0.5, 0.1, 0.01])
-    states, pooled = text.embed(ours.encoder, ours.tokenizer, [*CAPTIONS, CAPTIONS[1]])
-    velocity = ours.transformer(x, states, pooled, sigma * 1000).sample
-    inside = theirs.model.model.diffusion_model(x, sigma * 1000, context=states, y=pooled)
-    assert relative(velocity, inside) < TOLERANCE
-    denoised = theirs.model.model.apply_model(x, sigma, c_crossattn=states, y=pooled)
-    assert relative(velocity, (x - denoised) / sigma.view(-1, 1, 1, 1)) < TOLERANCE
+def test_velocity(ours, theirs, sigma):
+    x = torch.randn(4, 16, 8, 8, generator=torch.Generator().manual_seed(1))
+    conditions, sigma = ours.encode(CAPTIONS), torch.tensor(sigma)
+    velocity = ours.velocity(x, sigma, conditions)
+    text_inputs = {"context": conditions["states"], "y": conditions["pooled"]}
+    assert relative(velocity, theirs.model.model.diffusion_model(x, (sigma * 1000).expand(4), **text_inputs)) < TOLERANCE
 
 
 @torch.no_grad()
 def test_decoded_picture(ours, theirs):
     latent = torch.randn(4, 16, 8, 8, generator=torch.Generator().manual_seed(2))
-    in_graph = theirs.model.get_model_object("latent_format").process_out(latent)  # what a LATENT socket carries
-    picture = (ours.vae.decode(latent).sample + 1) / 2
-    unclamped = (theirs.vae.first_stage_model.decode(in_graph) + 1) / 2
-    assert relative(picture, unclamped) < TOLERANCE
-    assert relative(picture.clamp(0, 1), theirs.vae.decode(in_graph).movedim(-1, 1)) < TOLERANCE
+    assert relative(ours.decode(latent), theirs.vae.decode(to_graph(theirs, latent)).movedim(-1, 1)) < TOLERANCE
+    unclamped = theirs.vae.first_stage_model.decode(to_graph(theirs, latent))
+    assert relative(ours.vae.decode(latent).sample, unclamped) < TOLERANCE
 
 
 @torch.no_grad()
 def test_encoded_picture(ours, theirs):
     picture = torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(3))
     latent = ours.vae.encode(picture * 2 - 1).latents
-    in_graph = theirs.vae.encode(picture.movedim(1, -1))
-    assert relative(latent, theirs.model.get_model_object("latent_format").process_in(in_graph)) < TOLERANCE
+    assert relative(latent, from_graph(theirs, theirs.vae.encode(picture.movedim(1, -1)))) < TOLERANCE
 
 
 @pytest.mark.parametrize("caption", CAPTIONS)
 def test_text_embedding(ours, theirs, caption):
-    tokens = theirs.clip.tokenize(caption)
-    states, pooled = text.embed(ours.encoder, ours.tokenizer, [caption])
+    tokens, conditions = theirs.clip.tokenize(caption), ours.encode([caption])
     assert [[token for token, _ in chunk] for chunk in tokens["l"]] == text.token_ids(ours.tokenizer, [caption]).tolist()
-    their_states, their_pooled = theirs.clip.encode_from_tokens(tokens, return_pooled=True)
-    assert relative(states, their_states) < TOLERANCE
-    assert relative(pooled, their_pooled) < TOLERANCE
+    states, pooled = theirs.clip.encode_from_tokens(tokens, return_pooled=True)
+    assert relative(conditions["states"], states) < TOLERANCE
+    assert relative(conditions["pooled"], pooled) < TOLERANCE
 
 
-@torch.no_grad()
 def test_the_whole_graph_draws_what_the_trainer_samples(comfy, ours, theirs):
     """KSampler (euler, simple, guidance 3) and VAEDecode against a rollout with an empty window, from text to picture."""
     steps, guidance, seed, rows = 8, 3.0, 7, 2
     noise = initial_noise(seed, (rows, 16, 8, 8))
-    states, pooled = text.embed(ours.encoder, ours.tokenizer, ["", CAPTIONS[2]])
-
-    def velocity(x, sigma):
-        blank, wanted = (
-            ours.transformer(x, states[i].expand(rows, -1, -1), pooled[i].expand(rows, -1), (sigma * 1000).expand(rows)).sample
-            for i in (0, 1)
-        )
-        return blank + guidance * (wanted - blank)
-
+    guided = GuidedVelocity(ours, ours.encode([CAPTIONS[2]]), ours.encode([""]), guidance, rows_per_call=64)
+    velocity = guided.for_prompts(torch.zeros(rows, dtype=torch.long))
     ode = rollout(velocity, noise, shifted_sigmas(steps, 3.0), Window(0, 0), 0.0, None, rows, shared=False)
+
     positive, negative = (theirs.clip.encode_from_tokens_scheduled(theirs.clip.tokenize(prompt)) for prompt in (CAPTIONS[2], ""))
     samples = comfy.sample.sample(
         theirs.model, noise, steps, guidance, "euler", "simple", positive, negative, torch.zeros_like(noise),
         seed=seed, disable_pbar=True,
     )  # fmt: skip
-    assert relative(ode.final, theirs.model.get_model_object("latent_format").process_in(samples)) < TOLERANCE
-    picture = ((ours.vae.decode(ode.final).sample + 1) / 2).clamp(0, 1)
-    assert relative(picture, theirs.vae.decode(samples).movedim(-1, 1)) < TOLERANCE
+    assert relative(ode.final, from_graph(theirs, samples)) < TOLERANCE
+    assert relative(ours.decode(ode.final), theirs.vae.decode(samples).movedim(-1, 1)) < TOLERANCE

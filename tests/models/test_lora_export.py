@@ -167,6 +167,8 @@ def test_an_adapter_that_comfyui_would_not_fully_bind_is_not_written(transformer
         pytest.param(lambda file: file | {NORM_A: torch.zeros(())}, LoraFormatError, r"shapes \(\) and", id="scalar"),
         pytest.param(lambda file: renamed(file, "transformer.", "diffusion_model.double_"),
                      LoraFamilyError, "another family.*diffusion_model.double_norm_out", id="family"),
+        pytest.param(lambda file: renamed(file, "transformer.norm_out", "norm_out"),
+                     LoraKeyError, "1 of 4 layers that .*: norm_out.linear;", id="bare name"),
         pytest.param(lambda file: {"lora_unet_joint_blocks_0_x_block_attn_qkv.lora_down.weight": torch.zeros(4, 128)},
                      LoraFamilyError, "another family or file format", id="kohya"),
     ],
