@@ -4,18 +4,49 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from ..errors import MixGRPOError
 
+
+def _shift(value: Any) -> Any:
+    """One sentence instead of one for every member of the union."""
+    try:
+        fits = value == "dynamic" or 0 < float(value) < math.inf
+    except (TypeError, ValueError):
+        fits = False
+    if not fits:
+        raise ValueError("must be a finite number above 0, or the word dynamic")
+    return value
+
+
+def _option(value: Any) -> Any:
+    if not isinstance(value, (bool, int, float, str)) or (isinstance(value, float) and not math.isfinite(value)):
+        raise ValueError("must be true or false, a finite number, or text")
+    return value
+
+
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=1, le=999_999)]  # six digits in file names, which therefore sort
+Index = Annotated[int, Field(ge=0, le=999_999)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
+Shift = Annotated[float | Literal["dynamic"], BeforeValidator(_shift)]
+Option = Annotated[bool | int | float | str, BeforeValidator(_option)]
 
 
 class SpecError(MixGRPOError):
@@ -24,6 +55,14 @@ class SpecError(MixGRPOError):
 
 class _Spec(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _true_is_no_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """Text such as "1e-4" is taken as a number, because YAML calls it text; but ``yes`` would be taken as 1."""
+        if isinstance(value, bool) and cls.model_fields[info.field_name].annotation is not bool:
+            raise ValueError("cannot be true or false")
+        return value
 
 
 _Parsed = TypeVar("_Parsed", bound=_Spec)
@@ -42,9 +81,9 @@ class WindowSpec(_Spec):
     The window stops where it still fits before the last step, which is never stochastic. Stride 0 keeps it in place.
     """
 
-    start: Annotated[int, Field(ge=0)] = 0
+    start: Index = 0
     size: Count = 4
-    stride: Annotated[int, Field(ge=0)] = 0
+    stride: Index = 0
     every: Count = 25
 
 
@@ -52,7 +91,7 @@ class SamplingSpec(_Spec):
     """How pictures are drawn in training; ``guidance`` 1 means no classifier-free guidance (half the cost)."""
 
     steps: Annotated[int, Field(ge=2, le=1000)] = 25
-    shift: Positive | Literal["dynamic"] = 3.0
+    shift: Shift = 3.0
     guidance: Annotated[float, Field(ge=0, le=100)] = 1.0
     eta: Annotated[float, Field(gt=0, le=10)] = 0.7
     width: Count = 64
@@ -75,7 +114,7 @@ class RewardSpec(_Spec):
 
     scorer: str
     weight: Positive = 1.0
-    options: dict[str, bool | int | float | str] = {}
+    options: dict[str, Option] = {}
 
 
 class LoraSpec(_Spec):
@@ -115,7 +154,7 @@ class TrainSpec(_Spec):
     seed: Seed = 0
     iterations: Count = 300
     checkpoint_every: Count = 10
-    keep_checkpoints: Annotated[int, Field(ge=1)] = 2
+    keep_checkpoints: Count = 2
     rows_per_call: Count = 256
 
     @field_validator("prompts")
@@ -166,29 +205,61 @@ def _parse(kind: type[_Parsed], fields: Any, what: str) -> _Parsed:
     try:
         return kind.model_validate(fields)
     except ValidationError as error:
-        raise SpecError("; ".join(_sentence(problem) for problem in error.errors())) from None
+        raise SpecError("; ".join(_sentence(problem) for problem in _causes(error.errors()))) from None
+
+
+def _causes(problems: list[Any]) -> list[Any]:
+    """Without "too few entries" where an entry was refused: pydantic counts only the good ones."""
+    refused = {problem["loc"][:-depth] for problem in problems for depth in range(1, len(problem["loc"]))}
+    return [problem for problem in problems if not (problem["type"] == "too_short" and problem["loc"] in refused)]
+
+
+_ALLOWED = {
+    "extra_forbidden": "there is no such field; check the spelling",
+    "missing": "is required",
+    "greater_than": "must be above {gt:g}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be below {lt}",
+    "less_than_equal": "must be at most {le:g}",
+    "finite_number": "must be a finite number",
+    "int_type": "must be a whole number",
+    "int_parsing": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "float_type": "must be a number",
+    "float_parsing": "must be a number",
+    "bool_type": "must be true or false",
+    "bool_parsing": "must be true or false",
+    "string_type": "must be text",
+    "tuple_type": "must be a list",
+    "too_short": "needs at least {min_length} entry",
+    "dict_type": "must be a mapping",
+    "model_type": "must be a mapping of fields",
+    "literal_error": "must be {expected}",
+    "string_pattern_mismatch": "may hold up to 64 letters, digits, _ and -, and begins with a letter or digit",
+}
 
 
 def _sentence(problem: Any) -> str:
+    """What is allowed there, and what was given (unless there is nothing, or the sentence is about a part of it)."""
+    kind, given = problem["type"], problem["input"]
     field = ".".join(str(part) for part in problem["loc"]) or "job"
-    given = problem["input"]
-    if problem["type"] == "extra_forbidden":
-        return f"{field}: there is no such field; check the spelling"
-    if problem["type"] == "missing":
-        return f"{field}: is required"
     message = problem["msg"].removeprefix("Value error, ")
-    shown = "" if isinstance(given, (dict, BaseModel)) else f" (given: {str(given)[:80]!r})"
-    return f"{field}: {message}{shown}"
+    allowed = _ALLOWED[kind].format(**problem.get("ctx", {})) if kind in _ALLOWED else message
+    of_a_part = kind == "value_error" and isinstance(given, (BaseModel, dict, list, tuple))
+    hidden = of_a_part or kind in ("extra_forbidden", "missing")
+    return f"{field}: {allowed}" + ("" if hidden else f" (given: {str(given)[:80]!r})")
 
 
 def load_job(path: Path) -> TrainSpec:
-    """Read a YAML or JSON job file. YAML is loaded without any power to run code.
+    """Read a job file: JSON where it is called so, else YAML, which is loaded without any power to run code.
 
     Raises:
-        SpecError: the file is missing, is not YAML, or a field is wrong.
+        SpecError: the file is missing, cannot be parsed, or a field is wrong.
     """
+    path = Path(path)
+    parse = json.loads if path.suffix.lower() == ".json" else yaml.safe_load
     try:
-        fields = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise SpecError(f"cannot read the job file {path}: {error}") from error
+        fields = parse(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:  # ValueError: PyYAML's for a date like 2026-13-01
+        raise SpecError(f"cannot read the job file {path}: {' '.join(str(error).split())}") from error
     return parse_job(fields)

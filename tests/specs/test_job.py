@@ -1,0 +1,246 @@
+"""Jobs: what is refused and in which words, what counts as the same job, how files are read."""
+
+import copy
+import json
+import math
+
+import pytest
+from mixgrpo.backend.specs import SpecError, TrainSpec, load_job
+from mixgrpo.backend.specs.job import parse_job, parse_sampling
+from pydantic import ValidationError
+
+SMALLEST = {"prompts": ["a red circle on a white background"], "rewards": [{"scorer": "scene_accuracy"}]}
+
+
+def job(path: str = "", value: object = None) -> dict:
+    """The smallest job with one field set, given as ``sampling.window.size``."""
+    fields = copy.deepcopy(SMALLEST)
+    if path:
+        *parents, last = path.split(".")
+        place = fields
+        for name in parents:
+            place = place[int(name)] if isinstance(place, list) else place.setdefault(name, {})
+        place[int(last) if isinstance(place, list) else last] = value
+    return fields
+
+
+WHOLE_NUMBERS = {
+    "sampling.steps": (2, 1000),
+    "sampling.width": (1, 999_999),
+    "sampling.height": (1, 999_999),
+    "sampling.window.start": (0, 999_999),
+    "sampling.window.size": (1, 999_999),
+    "sampling.window.stride": (0, 999_999),
+    "sampling.window.every": (1, 999_999),
+    "group_size": (2, 4096),
+    "prompts_per_iteration": (1, 999_999),
+    "lora.rank": (1, 1024),
+    "optimizer.updates_per_rollout": (1, 999_999),
+    "iterations": (1, 999_999),
+    "checkpoint_every": (1, 999_999),
+    "keep_checkpoints": (1, 999_999),
+    "rows_per_call": (1, 999_999),
+}
+REFUSED = [
+    *[(path, bound, f"must be at least {low}") for path, (low, _) in WHOLE_NUMBERS.items() for bound in (low - 1, -7)],
+    *[(path, high + 1, f"must be at most {high}") for path, (_, high) in WHOLE_NUMBERS.items()],
+    *[(path, value, "must be a whole number") for path in WHOLE_NUMBERS for value in (2.5, "many", None)],
+    *[(path, True, "cannot be true or false") for path in (*WHOLE_NUMBERS, "sampling.eta", "lora.alpha", "seed")],
+    ("seed", -1, "must be at least 0"),
+    ("seed", 2**63, f"must be below {2**63}"),
+    ("sampling.shift", 0, "must be a finite number above 0, or the word dynamic"),
+    ("sampling.shift", math.inf, "must be a finite number above 0, or the word dynamic"),
+    ("sampling.shift", "static", "must be a finite number above 0, or the word dynamic"),
+    ("sampling.guidance", -0.1, "must be at least 0"),
+    ("sampling.guidance", 101, "must be at most 100"),
+    ("sampling.guidance", math.nan, "must be at most 100"),
+    ("sampling.eta", 0, "must be above 0"),
+    ("sampling.eta", 11, "must be at most 10"),
+    ("sampling.eta", math.nan, "must be at most 10"),
+    ("sampling.shared_noise", "perhaps", "must be true or false"),
+    ("lora.alpha", 0, "must be above 0"),
+    ("lora.alpha", math.inf, "must be a finite number"),
+    ("lora.targets", "everything", "must be 'attention' or 'attention+mlp'"),
+    ("lora.rslora", [], "must be true or false"),
+    ("optimizer.learning_rate", 0, "must be above 0"),
+    ("optimizer.learning_rate", math.nan, "must be a finite number"),
+    ("optimizer.learning_rate", "fast", "must be a number"),
+    ("optimizer.weight_decay", -1e-9, "must be at least 0"),
+    ("optimizer.max_grad_norm", 0, "must be above 0"),
+    ("optimizer.clip_range", 0, "must be above 0"),
+    ("optimizer.clip_range", 1, "must be below 1"),
+    ("optimizer.advantage_clip", 0, "must be above 0"),
+    ("model.family", "flux", "must be 'starter'"),
+    ("model.precision", "float16", "must be 'float32', 'bfloat16' or 'float64'"),
+    ("name", "../evil", "may hold up to 64 letters, digits, _ and -"),
+    ("name", "", "may hold up to 64 letters, digits, _ and -"),
+    ("prompts", [], "needs at least 1 entry"),
+    ("prompts", "a red circle", "must be a list"),
+    ("prompts", ["a", "  "], "prompt 1 is empty; every prompt must say what to draw"),
+    ("prompts.0", 5, "must be text"),
+    ("negative_prompt", None, "must be text"),
+    ("rewards", [], "needs at least 1 entry"),
+    ("rewards", {"scorer": "scene_accuracy"}, "must be a list"),
+    ("rewards.0.weight", 0, "must be above 0"),
+    ("rewards.0.options", [], "must be a mapping"),
+    ("rewards.0.options.partial", [1], "must be true or false, a finite number, or text"),
+    ("rewards.0.options.partial", math.nan, "must be true or false, a finite number, or text"),
+    ("sampling", [], "must be a mapping of fields"),
+]
+
+
+@pytest.mark.parametrize(("path", "value", "allowed"), REFUSED)
+def test_a_value_outside_its_range_is_refused_with_field_and_range(path, value, allowed):
+    with pytest.raises(SpecError) as refused:
+        parse_job(job(path, value))
+    sentence = str(refused.value)
+    assert sentence.startswith(f"{path}: {allowed}") and "\n" not in sentence
+    assert sentence.count(f"{path}: ") == 1 and "; rewards:" not in sentence  # one fault, one clause
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "sentence"),
+    [
+        ("sampling.window", {"start": 21, "size": 4}, "sampling: a window of 4 from step 21 does not fit 25 steps"),
+        ("sampling.window.size", 25, "sampling: a window of 25 from step 0 does not fit 25 steps: start + size may be at most"),
+        ("optimizer.updates_per_rollout", 5, "job: group_size 12 cannot be split into 5 equal updates; choose"),
+        ("optimizer.updates_per_rollout", 24, "job: group_size 12 cannot be split into 24 equal updates; choose"),
+        ("monitors", [{"scorer": "scene_accuracy"}], "job: scorer scene_accuracy is named twice; name each scorer once"),
+    ],
+)
+def test_values_that_do_not_fit_together_are_refused(path, value, sentence):
+    with pytest.raises(SpecError) as refused:
+        parse_job(job(path, value))
+    assert str(refused.value).startswith(sentence)
+
+
+@pytest.mark.parametrize("path", ["learning_rate", "sampling.cfg", "sampling.window.stop", "rewards.0.wieght", "lora.dropout"])
+def test_a_misspelt_field_is_refused_by_name(path):
+    with pytest.raises(SpecError) as refused:
+        parse_job(job(path, 1))
+    assert str(refused.value) == f"{path}: there is no such field; check the spelling"
+
+
+def test_every_fault_is_named_at_once():
+    fields = job("sampling.steps", 1) | {"group_size": 1, "colour": "red"}
+    del fields["rewards"]
+    with pytest.raises(SpecError) as refused:
+        parse_job(fields)
+    assert sorted(clause.split(":")[0] for clause in str(refused.value).split("; ") if ": " in clause) == [
+        "colour", "group_size", "rewards", "sampling.steps",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("fields", [[], "prompts", None, 3])
+def test_a_job_is_a_mapping(fields):
+    with pytest.raises(SpecError, match="a job is a mapping of fields, got"):
+        parse_job(fields)
+
+
+BOUND_TO_OTHERS = {"sampling.window.start", "sampling.window.size", "optimizer.updates_per_rollout"}
+
+
+@pytest.mark.parametrize("path", sorted(WHOLE_NUMBERS.keys() - BOUND_TO_OTHERS))
+def test_the_bounds_themselves_are_allowed(path):
+    for bound in WHOLE_NUMBERS[path]:
+        fields = job(path, bound)
+        fields.setdefault("optimizer", {})["updates_per_rollout"] = 1
+        fields.setdefault("sampling", {}).setdefault("window", {})["size"] = 1
+        parse_job(fields)
+
+
+def test_a_job_is_frozen_and_survives_json():
+    spec = parse_job(job("sampling.shift", "dynamic"))
+    with pytest.raises(ValidationError):
+        spec.iterations = 5
+    with pytest.raises(ValidationError):
+        spec.sampling.window.size = 5
+    again = parse_job(json.loads(json.dumps(spec.model_dump(mode="json"))))
+    assert again == spec and again.identity() == spec.identity()
+
+
+def test_the_identity_is_of_what_determines_the_numbers():
+    """Every field of a job is in the identity, except how far, how often saved, how split into calls, and the name."""
+    plain = parse_job(job())
+    free = {"name": "other", "iterations": 7, "checkpoint_every": 3, "keep_checkpoints": 9, "rows_per_call": 5}
+    assert parse_job(job() | free).identity() == plain.identity()
+    changed = {
+        "model": {"precision": "bfloat16"},
+        "prompts": ["a blue circle on a white background"],
+        "negative_prompt": "a triangle",
+        "sampling": {"eta": 0.5},
+        "group_size": 16,
+        "prompts_per_iteration": 4,
+        "rewards": [{"scorer": "scene_accuracy", "options": {"partial": True}}],
+        "monitors": [{"scorer": "held_out_judge"}],
+        "lora": {"rank": 8},
+        "optimizer": {"learning_rate": 1e-3},
+        "seed": 1,
+    }
+    assert changed.keys() | free.keys() == TrainSpec.model_fields.keys()
+    identities = {name: parse_job(job() | {name: value}).identity() for name, value in changed.items()}
+    assert len({plain.identity(), *identities.values()}) == len(changed) + 1
+
+
+def test_the_same_number_in_other_words_is_the_same_job():
+    assert parse_job(job("sampling.shift", 3)).identity() == parse_job(job("sampling.shift", 3.0)).identity()
+    assert parse_job(job("sampling.eta", "0.7")) == parse_job(job())
+
+
+# ------------------------------------------------------------------ files
+
+
+def test_yaml_and_json_files_give_the_same_job(tmp_path):
+    """1e-4 without a dot is text in YAML 1.1, and JSON may be indented with tabs, which YAML refuses."""
+    text = "prompts: [a red circle]\nrewards:\n  - scorer: jpeg_compressibility\noptimizer: {learning_rate: 1e-4}\n"
+    (tmp_path / "job.yaml").write_text(text, encoding="utf-8")
+    fields = {"prompts": ["a red circle"], "rewards": [{"scorer": "jpeg_compressibility"}], "optimizer": {"learning_rate": 1e-4}}
+    (tmp_path / "job.json").write_text(json.dumps(fields, indent="\t"), encoding="utf-8")
+    spec = load_job(tmp_path / "job.yaml")
+    assert spec == load_job(tmp_path / "job.json") and spec.optimizer.learning_rate == 1e-4
+
+
+def test_prompts_beyond_ascii_are_kept(tmp_path):
+    prompt = "ein roter Kreis über einem Würfel 🎈"
+    for name, text in {"a.yaml": f"prompts: ['{prompt}']\nrewards: [{{scorer: x}}]\n", "a.json": None}.items():
+        fields = {"prompts": [prompt], "rewards": [{"scorer": "x"}]}
+        (tmp_path / name).write_text(text or json.dumps(fields), encoding="utf-8")
+        assert load_job(tmp_path / name).prompts == (prompt,)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("cut.yaml", b"prompts: [a red circle"),
+        ("code.yaml", b"prompts: !!python/object/apply:os.system ['echo hacked > hacked']"),
+        ("date.yaml", b"seed: 2026-13-45"),
+        ("binary.yaml", b"\xff\xfe\x00\x00"),
+        ("cut.json", b'{"prompts": ['),
+        ("deep.json", b"[" * 100_000),
+    ],
+)
+def test_an_unreadable_job_file_is_refused_in_one_line(tmp_path, monkeypatch, name, content):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(SpecError, match=f"^cannot read the job file .*{name}: ") as refused:
+        load_job(tmp_path / name)
+    assert "\n" not in str(refused.value) and not (tmp_path / "hacked").exists()
+
+
+def test_a_missing_job_file_and_a_folder_are_refused(tmp_path):
+    with pytest.raises(SpecError, match="cannot read the job file .*No such file"):
+        load_job(tmp_path / "job.yaml")
+    with pytest.raises(SpecError, match="cannot read the job file"):
+        load_job(tmp_path)
+
+
+def test_an_empty_job_file_is_no_job(tmp_path):
+    (tmp_path / "job.yaml").write_text("", encoding="utf-8")
+    with pytest.raises(SpecError, match="a job is a mapping of fields, got NoneType"):
+        load_job(tmp_path / "job.yaml")
+
+
+def test_sampling_alone_is_parsed_in_the_same_words():
+    assert parse_sampling({"steps": 8, "window": {"size": 2}}).steps == 8
+    with pytest.raises(SpecError, match="^steps: must be at least 2 "):
+        parse_sampling({"steps": 1})
