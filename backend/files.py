@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
+import secrets
+import shutil
+import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,25 +17,32 @@ from safetensors.torch import load_file, save_file
 
 from .errors import MixGRPOError
 
+_PART = ".part"
+
 
 class StorageError(MixGRPOError):
     """A file could not be written or read; the message names the file, the cause and the way out."""
 
 
 def write_atomically(path: Path, write: Callable[[Path], None]) -> Path:
-    """Call ``write(temporary)`` in the folder of ``path``, flush it to the disk and rename it to ``path``.
+    """Call ``write(temporary)`` in a folder beside ``path``, flush the file to the disk and rename it to ``path``.
+
+    The temporary file has a folder to itself because safetensors writes to a hidden file of its own first, which a kill would
+    leave behind, and readable for its owner alone, which would follow the rename.
 
     Raises:
         StorageError: the file could not be written (disk full, folder not writable); ``path`` is untouched.
     """
     path = Path(path)
-    temporary: Path | None = None
+    folder = path.with_name(f".{path.name}.{secrets.token_hex(4)}{_PART}")
+    temporary = folder / path.name
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-        os.close(handle)
-        temporary = Path(name)
+        folder.mkdir(parents=True)
+        open(temporary, "xb").close()
+        mode = _mode(temporary)
         write(temporary)
+        if _mode(temporary) != mode:
+            temporary.chmod(mode)
         with open(temporary, "rb+") as file:
             os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -43,9 +52,18 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> Path:
             "then run the same command again"
         ) from error
     finally:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)
     return path
+
+
+def _mode(file: Path) -> int:
+    return stat.S_IMODE(file.stat().st_mode)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Delete what writers that were killed left unfinished under ``folder``; call it only when nobody writes there."""
+    for unfinished in list(Path(folder).rglob(f".*{_PART}")):
+        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def save_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None) -> Path:
