@@ -164,7 +164,7 @@ def _tell(summary: dict[str, Any], out: Path) -> None:
     lines = [
         "",
         f"scene accuracy, two shapes   {held_out['before']:.1%} -> {held_out['after']:.1%}   "
-        f"(difference {held_out['difference']:+.1%}, 95 % interval {low:+.1%} to {high:+.1%}, {held_out['pairs']} held-out pairs)",
+        f"(difference {held_out['difference']:+.1%}, 95 % interval {low:+.1%} to {high:+.1%}, {held_out['pairs']} pairs)",
         f"scene accuracy, one shape    {held_out['single_before']:.1%} -> {held_out['single_after']:.1%}",
         f"held-out judge               {held_out['judge_before']:.3f} -> {held_out['judge_after']:.3f}   (never trained on)",
         f"replay gap, largest          {summary['replay_max']:.1e}   (rollout against training pass, before the first update)",

@@ -33,7 +33,10 @@ def load_starter(device: str | torch.device = "cpu", dtype: torch.dtype = torch.
         ModelError: the weights are not there.
     """
     if not (folder / "transformer").is_dir():
-        raise ModelError(f"the starter's weights are missing from {folder}; fetch the project again, or make them with python -m mixgrpo.backend.starter.make")
+        raise ModelError(
+            f"the starter's weights are missing from {folder}; fetch the project again, or make them with "
+            "python -m mixgrpo.backend.starter.make"
+        )
     transformer = SD3Transformer2DModel.from_pretrained(folder / "transformer", torch_dtype=dtype, local_files_only=True)
     encoder = CLIPTextModelWithProjection.from_pretrained(folder / "text_encoder", dtype=torch.float32, local_files_only=True)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder / "tokenizer", local_files_only=True)

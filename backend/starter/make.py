@@ -14,10 +14,11 @@ import torch
 
 from ..files import load_json, load_tensors, save_json, save_tensors
 from . import denoiser, judge, latents, text, vae
-from .load import VAE_FILE, WEIGHTS
+from .evaluate import evaluate
+from .load import TRANSFORMER_FILE, VAE_FILE, WEIGHTS
 
-STAGES = ("text", "code", "judge", "vae", "denoiser", "publish")
-_DENOISER_STEPS, _VAE_STEPS, _TEXT_STEPS, _JUDGE_STEPS = 12_000, 9_000, 1_500, 3_000
+STAGES = ("text", "code", "judge", "vae", "denoiser", "publish", "evaluate")
+_DENOISER_STEPS, _VAE_STEPS, _TEXT_STEPS, _JUDGE_STEPS = 12_000, 5_000, 1_500, 2_000
 
 
 def make(folder: Path, only: str | None, seed: int, denoiser_steps: int) -> None:
@@ -40,23 +41,28 @@ def _run(stage: str, folder: Path, seed: int, denoiser_steps: int) -> None:
     elif stage == "denoiser":
         denoiser.train(folder, denoiser_steps, seed)
     elif stage == "publish":
-        publish(folder, WEIGHTS)
+        publish(folder, WEIGHTS, seed)
+    elif stage == "evaluate":
+        save_json(WEIGHTS / "evaluation.json", evaluate(pairs=400, singles=240, steps=10, shift=3.0))
 
 
-def publish(folder: Path, weights: Path, denoiser_step: int | None = None) -> None:
+def publish(folder: Path, weights: Path, seed: int) -> None:
     """Write the trained parts, in float16, as the files that diffusers and ComfyUI read."""
     for part in ("text_encoder", "tokenizer"):
         shutil.copytree(folder / part, weights / part, dirs_exist_ok=True)
     shutil.copyfile(folder / "judge.safetensors", weights / "judge.safetensors")
-    step = load_json(folder / "denoiser" / "progress.json")["step"] if denoiser_step is None else denoiser_step
-    state = load_tensors(folder / "denoiser" / f"ema_{step:07d}.safetensors")
-    save_tensors(weights / "transformer" / "diffusion_pytorch_model.safetensors", _half(state), {"format": "pt"})
+    denoiser_step, averaged = _averaged(folder / "denoiser")
+    save_tensors(weights / "transformer" / TRANSFORMER_FILE.name, averaged, {"format": "pt"})
     denoiser.build_transformer().save_config(weights / "transformer")
-    step = load_json(folder / "vae_training" / "progress.json")["step"]
-    state = load_tensors(folder / "vae_training" / f"ema_{step:07d}.safetensors")
-    renamed = vae.to_taesd(_half(state))  # scale and shift stay float32: rounded, they would tint every picture
-    save_tensors(weights / "vae" / VAE_FILE.name, renamed)
-    save_json(weights / "made_by.json", {"seed": 0, "denoiser_step": step if denoiser_step is None else denoiser_step})
+    vae_step, averaged = _averaged(folder / "vae_training")
+    save_tensors(weights / "vae" / VAE_FILE.name, vae.to_taesd(averaged))  # its scale and shift stay float32
+    save_json(weights / "made_by.json", {"seed": seed, "denoiser_steps": denoiser_step, "vae_steps": vae_step})
+
+
+def _averaged(stage: Path) -> tuple[int, dict[str, torch.Tensor]]:
+    """Steps and averaged weights, in float16, of a stage's newest checkpoint."""
+    step = load_json(stage / "progress.json")["step"]
+    return step, _half(load_tensors(stage / f"ema_{step:07d}.safetensors"))
 
 
 def _half(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

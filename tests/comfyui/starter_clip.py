@@ -6,8 +6,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from mixgrpo.backend.files import load_json
 from transformers import PreTrainedTokenizerFast
+
+from mixgrpo.backend.files import load_json
 
 
 def load_clip(comfy: ModuleType, folder: Path) -> Any:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from torch import nn
+
 from mixgrpo.backend import starter
 from mixgrpo.backend.files import save_tensors
 from mixgrpo.backend.starter import denoiser, text, vae
-from torch import nn
 
 SHIPPED = Path(starter.__file__).parent / "weights"
 _PARTS = ("text_encoder", "tokenizer", "transformer", "vae")

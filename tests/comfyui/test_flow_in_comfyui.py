@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from mixgrpo.backend.flow.noise import initial_noise
 from mixgrpo.backend.flow.rollout import rollout
 from mixgrpo.backend.flow.sigmas import shifted_sigmas

@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 from diffusers import SD3Transformer2DModel
-from mixgrpo.backend.files import load_tensors, save_tensors
-from mixgrpo.backend.models.lora_export import export_lora
-from mixgrpo.backend.models.lora_keys import key_table
 from peft import LoraConfig, get_peft_model_state_dict
 from starter_files import SHIPPED, STARTERS
 from torch import nn
+
+from mixgrpo.backend.files import load_tensors, save_tensors
+from mixgrpo.backend.models.lora_export import export_lora
+from mixgrpo.backend.models.lora_keys import key_table
 
 RANK, ALPHA = 4, 6.0
 INPUT_SEED = 5

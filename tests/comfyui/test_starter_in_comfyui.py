@@ -7,6 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from starter_clip import load_clip
+
 from mixgrpo.backend.flow.noise import initial_noise
 from mixgrpo.backend.flow.rollout import rollout
 from mixgrpo.backend.flow.sigmas import shifted_sigmas
@@ -15,7 +17,6 @@ from mixgrpo.backend.models.base import GuidedVelocity
 from mixgrpo.backend.models.sd3 import SD3
 from mixgrpo.backend.starter import text
 from mixgrpo.backend.starter.load import load_starter
-from starter_clip import load_clip
 
 CAPTIONS = [
     "",

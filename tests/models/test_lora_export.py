@@ -5,12 +5,13 @@ import math
 import pytest
 import torch
 from diffusers import FluxTransformer2DModel, SD3Transformer2DModel
+from peft import LoraConfig, get_peft_model_state_dict, set_peft_model_state_dict
+from torch import nn
+
 from mixgrpo.backend import files
 from mixgrpo.backend.files import StorageError, load_metadata, load_tensors, save_tensors
 from mixgrpo.backend.models.lora_export import LoraFormatError, export_lora, load_lora
 from mixgrpo.backend.models.lora_keys import LoraFamilyError, LoraKeyError, key_table, sd3_keys
-from peft import LoraConfig, get_peft_model_state_dict, set_peft_model_state_dict
-from torch import nn
 
 A, B, ALPHA = ".lora_A.weight", ".lora_B.weight", ".alpha"
 
