@@ -38,7 +38,7 @@ def test_the_clip_is_reached_by_groups_of_27_or_more(size, largest):
     assert group_advantages(one_best, clip=math.inf).values.max().item() == pytest.approx((size - 1) / math.sqrt(size))
 
 
-@pytest.mark.parametrize("constant", [0.0, 0.3, -1e6])
+@pytest.mark.parametrize("constant", [0.0, 0.3, 1234.567, -1e6])
 def test_a_constant_group_teaches_nothing_and_is_reported(constant):
     r = rewards(2).float()
     r[1] = constant

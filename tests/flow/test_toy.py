@@ -39,8 +39,8 @@ def pretrained() -> ToyFlow:
     torch.manual_seed(0)
     flow = ToyFlow()
     optimizer = torch.optim.Adam(flow.parameters(), lr=3e-3)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 2000)
-    for _ in range(2000):
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 1000)
+    for _ in range(1000):
         side = torch.randint(0, 2, (256, 1)) * 2.0 - 1
         data = side * torch.tensor([[1.5, 0.0]]) + 0.3 * torch.randn(256, 2)
         noise, t = torch.randn(256, 2), torch.rand(256, 1)
