@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 
 import torch
-from peft import LoraConfig, get_peft_model_state_dict
+from peft import LoraConfig
 from torch import nn
 
 from ..flow.noise import derive_seed
@@ -48,9 +48,7 @@ def adapter_parameters(transformer: nn.Module) -> dict[str, nn.Parameter]:
 
 def adapter_tensors(transformer: nn.Module) -> dict[str, torch.Tensor]:
     """The whole adapter on the CPU (a collective call when sharded)."""
-    if not any(hasattr(parameter, "full_tensor") for parameter in transformer.parameters()):
-        return {name: value.detach().cpu().clone() for name, value in get_peft_model_state_dict(transformer).items()}
-    return {name: full(value.detach()).cpu() for name, value in adapter_parameters(transformer).items()}
+    return {name: full(value.detach()).cpu().clone() for name, value in adapter_parameters(transformer).items()}
 
 
 @torch.no_grad()

@@ -35,14 +35,20 @@ class Ranks:
         cuda = torch.cuda.is_available()
         local = int(os.environ.get("LOCAL_RANK", "0"))
         device = torch.device("cuda", local) if cuda else torch.device("cpu")
+        if cuda and local >= torch.cuda.device_count():
+            raise RankError(
+                f"process {local + 1} of this machine has no GPU of its own, there are {torch.cuda.device_count()}; start one "
+                "process per GPU, or hide the GPUs with CUDA_VISIBLE_DEVICES= to train on the CPU"
+            )
         if cuda:
             torch.cuda.set_device(device)
         if count > 1 and not dist.is_initialized():
             dist.init_process_group("nccl" if cuda else "gloo")
         return cls(int(os.environ.get("RANK", "0")), count, device)
 
-    def leave(self) -> None:
-        """Leave the process group."""
+    @staticmethod
+    def leave() -> None:
+        """Leave the process group, if this process has joined one."""
         if dist.is_initialized():
             dist.destroy_process_group()
 

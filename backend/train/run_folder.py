@@ -17,7 +17,7 @@ import torch
 from filelock import FileLock, Timeout
 
 from ..errors import MixGRPOError
-from ..files import StorageError, load_json, load_tensors, save_json, save_tensors
+from ..files import StorageError, load_json, load_tensors, remove_leftovers, save_json, save_tensors
 from ..specs import TrainSpec
 from ..specs.job import parse_job
 
@@ -63,13 +63,16 @@ class RunFolder:
         self._lock.release()
 
     def open(self, spec: TrainSpec) -> TrainSpec:
-        """Write the job, or check it against the one this folder was made for; a larger ``iterations`` continues.
+        """Write the job, or check it against the one this folder was begun for; a larger ``iterations`` continues.
+
+        A job that never got as far as its first iteration (a misspelt scorer, say) may still be changed.
 
         Raises:
             RunError: a field that determines the numbers is another than the folder's; the message names every one.
         """
-        file = self.path / "spec.json"
-        if file.exists():
+        remove_leftovers(self.path)
+        file, begun = self.path / "spec.json", bool(self.events() or self._checkpoint_markers())
+        if file.exists() and begun:
             stored = parse_job(load_json(file))
             changed = _differences(stored.identity_fields(), spec.identity_fields())
             if changed:
@@ -116,45 +119,84 @@ class RunFolder:
         except OSError as error:
             raise StorageError(f"cannot append to {self.path / 'events.jsonl'}: {error}; checkpoints are safe") from error
 
-    def save_checkpoint(self, checkpoint: Checkpoint, identity: str, keep: int) -> None:
-        """Write a checkpoint; only when it is complete are all but the newest ``keep`` removed."""
+    def save_checkpoint(self, checkpoint: Checkpoint, identity: str, base_model: str, keep: int) -> None:
+        """Write a checkpoint; only when it is complete are all but the newest ``keep`` removed.
+
+        Args:
+            identity: of the job, which a continuation must have.
+            base_model: hash of the weights it was trained on, likewise.
+        """
         tensors = {f"adapter.{name}": value for name, value in checkpoint.adapter.items()}
         tensors |= {f"optimizer.{name}": value for name, value in checkpoint.optimizer.items()}
         file = self._checkpoint_file(checkpoint.iteration)
         save_tensors(file, tensors)
-        facts = {"iteration": checkpoint.iteration, "identity": identity, "sha256": _digest(file), "layout": checkpoint.layout}
+        facts = {
+            "iteration": checkpoint.iteration,
+            "identity": identity,
+            "base_model": base_model,
+            "sha256": _digest(file),
+            "layout": checkpoint.layout,
+        }
         save_json(file.with_suffix(".json"), facts)
-        for old in self._checkpoint_markers()[:-keep]:
-            old.unlink()
-            old.with_suffix(".safetensors").unlink(missing_ok=True)
+        self._remove_checkpoints(keep)
 
-    def load_checkpoint(self, identity: str) -> Checkpoint | None:
+    def load_checkpoint(self, identity: str, base_model: str) -> Checkpoint | None:
         """The newest complete checkpoint, or None.
 
         Raises:
-            RunError: it is damaged, or of another job.
+            RunError: it is damaged, of another job, or of another base model.
         """
         markers = self._checkpoint_markers()
         if not markers:
             return None
-        facts, file = load_json(markers[-1]), markers[-1].with_suffix(".safetensors")
-        if facts.get("identity") != identity:
-            raise RunError(f"{markers[-1]} is a checkpoint of another job; choose another folder for this one")
-        if not file.exists() or _digest(file) != facts["sha256"]:
+        marker = markers[-1]
+        try:
+            facts, tensors = _read_checkpoint(marker)
+        except (MixGRPOError, OSError) as error:
             earlier = f"to continue from {markers[-2].stem}" if len(markers) > 1 else "to start again from the beginning"
-            raise RunError(f"the checkpoint {file} is damaged or incomplete; delete it and {markers[-1].name} {earlier}")
-        tensors = load_tensors(file)
+            raise RunError(
+                f"the checkpoint {marker.with_suffix('.safetensors')} is damaged or incomplete ({error}); delete it and "
+                f"{marker.name} {earlier}"
+            ) from error
+        if facts["identity"] != identity:
+            raise RunError(f"{marker} is a checkpoint of another job; choose another folder for this one")
+        if facts["base_model"] != base_model:
+            raise RunError(
+                f"{marker} was trained on other weights of the base model ({facts['base_model'][:12]}, now {base_model[:12]}); "
+                "put those back, or choose another folder"
+            )
         parts = {
             part: {name.removeprefix(f"{part}."): value for name, value in tensors.items() if name.startswith(f"{part}.")}
             for part in ("adapter", "optimizer")
         }
         return Checkpoint(facts["iteration"], parts["adapter"], parts["optimizer"], facts["layout"])
 
+    def _remove_checkpoints(self, keep: int) -> None:
+        """Remove all but the newest, each one's marker first, and tensors whose marker a kill has prevented or removed."""
+        kept = {marker.stem for marker in self._checkpoint_markers()[-keep:]}
+        try:
+            for suffix in ("json", "safetensors"):
+                for file in (self.path / "checkpoints").glob(f"iteration_*.{suffix}"):
+                    if file.stem not in kept:
+                        file.unlink()
+        except OSError as error:
+            raise StorageError(f"cannot remove an old checkpoint: {error}; the new one is safe, start the run again") from error
+
     def _checkpoint_file(self, iteration: int) -> Path:
         return self.path / "checkpoints" / f"iteration_{iteration:06d}.safetensors"
 
     def _checkpoint_markers(self) -> list[Path]:
         return sorted((self.path / "checkpoints").glob("iteration_*.json"))
+
+
+def _read_checkpoint(marker: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """What a marker says and the tensors it declares complete; raises an error for anything else."""
+    facts, file = load_json(marker), marker.with_suffix(".safetensors")
+    if not isinstance(facts, dict) or not {"iteration", "identity", "base_model", "sha256", "layout"} <= facts.keys():
+        raise StorageError(f"{marker.name} does not describe a checkpoint")
+    if _digest(file) != facts["sha256"]:
+        raise StorageError(f"{file.name} is not the file that {marker.name} describes")
+    return facts, load_tensors(file)
 
 
 def _ends_with_newline(file: Any) -> bool:

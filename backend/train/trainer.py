@@ -12,6 +12,7 @@ import torch
 
 from ..errors import MixGRPOError
 from ..flow.advantages import Advantages, combine_advantages
+from ..flow.dynamics import sde_coefficients
 from ..flow.noise import derive_seed, initial_noise, step_noise
 from ..flow.objective import (
     ReplayGap,
@@ -45,6 +46,17 @@ def sigma_table(spec: SamplingSpec) -> torch.Tensor:
     return shifted_sigmas(spec.steps, shift).float()
 
 
+def _window(spec: SamplingSpec, iteration: int) -> Window:
+    plan = spec.window
+    return sliding_window(iteration, spec.steps, plan.start, plan.size, plan.stride, plan.every)
+
+
+def _windows(spec: TrainSpec) -> list[Window]:
+    """All windows of a job; after as many moves as there are steps it moves no more."""
+    moves = min((spec.iterations - 1) // spec.sampling.window.every, spec.sampling.steps)
+    return [_window(spec.sampling, move * spec.sampling.window.every) for move in range(moves + 1)]
+
+
 @dataclass(frozen=True)
 class Rollout:
     """This rank's pictures of one iteration and what they are worth."""
@@ -74,9 +86,11 @@ class Trainer:
             raise TrainingError(f"{held_out[0]} is held out: it may only be watched; list it under monitors, not under rewards")
         for scorer in self.scorers.values():
             scorer.check_prompts(spec.prompts)
+        self.sigmas = sigma_table(spec.sampling)
+        for window in _windows(spec):
+            sde_coefficients(self.sigmas, spec.sampling.eta, window)
         self.model = load_model(spec.model, ranks.device)
         self.latent_shape = self.model.latent_shape(spec.sampling.width, spec.sampling.height)
-        self.sigmas = sigma_table(spec.sampling)
         self.conditions = self.model.encode(list(spec.prompts))
         self.negative = self.model.encode([spec.negative_prompt])
         self.model.text_encoder = None  # every text is embedded; free its memory
@@ -108,12 +122,17 @@ class Trainer:
     @property
     def layout(self) -> dict[str, Any]:
         """What a bit-equal continuation must have the same of."""
-        return {"ranks": self.ranks.count, "threads": torch.get_num_threads(), "device": self.ranks.device.type}
+        return {
+            "ranks": self.ranks.count,
+            "threads": torch.get_num_threads(),
+            "device": self.ranks.device.type,
+            "rows_per_call": self.spec.rows_per_call,
+            "torch": torch.__version__,
+        }
 
     def window(self) -> Window:
         """The window of the next iteration."""
-        plan = self.spec.sampling.window
-        return sliding_window(self.iteration, self.spec.sampling.steps, plan.start, plan.size, plan.stride, plan.every)
+        return _window(self.spec.sampling, self.iteration)
 
     def train_iteration(self, on_rollout: Callable[[Rollout], None] | None = None) -> dict[str, Any]:
         """One iteration; returns its numbers, the same on every rank. ``on_rollout`` may look at this rank's pictures."""
@@ -179,10 +198,11 @@ class Trainer:
     def _score(self, pictures: torch.Tensor, prompts: torch.Tensor) -> dict[str, torch.Tensor]:
         texts = [self.spec.prompts[row] for row in prompts.tolist() for _ in range(self.spec.group_size)]
         scores = {name: scorer.score(pictures, texts).view(len(prompts), -1) for name, scorer in self.scorers.items()}
-        for reward in self.spec.rewards:
-            if not scores[reward.scorer].isfinite().any():
+        scored = {reward.scorer: float(scores[reward.scorer].isfinite().any()) for reward in self.spec.rewards}
+        for name, any_scored in self.ranks.largest(scored).items():
+            if not any_scored:
                 raise TrainingError(
-                    f"{reward.scorer} could score no picture of iteration {self.iteration + 1}; there is nothing to learn from"
+                    f"{name} could score no picture of iteration {self.iteration + 1}; there is nothing to learn from"
                 )
         return scores
 

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ..console import describe
+from ..errors import MixGRPOError
 from ..files import load_json
 from ..models.families import base_model_hash
 from ..models.lora_export import export_lora
@@ -15,7 +17,7 @@ from ..pictures import contact_sheet, save_picture
 from ..specs import TrainSpec
 from ..specs.job import parse_job
 from .ranks import Ranks
-from .run_folder import Checkpoint, RunFolder
+from .run_folder import Checkpoint, RunError, RunFolder
 from .trainer import Rollout, Trainer
 
 Report = Callable[[dict[str, Any], float], None]
@@ -41,11 +43,18 @@ def _train(run: RunFolder, spec: TrainSpec, ranks: Ranks, report: Report) -> Pat
         run.open(spec)
     ranks.barrier()
     finished = run.lora_file(spec.name, spec.iterations)
-    resume = run.load_checkpoint(spec.identity())
-    if resume is not None and resume.iteration >= spec.iterations and finished.exists():
-        return finished
-    trainer = Trainer(spec, ranks, resume)
     base = base_model_hash(spec.model)
+    resume = run.load_checkpoint(spec.identity(), base)
+    reached = 0 if resume is None else resume.iteration
+    ranks.require_equal(str(reached), "the iteration to continue from")
+    if reached >= spec.iterations and finished.exists():
+        return finished
+    if reached > spec.iterations:
+        raise RunError(
+            f"{run.path} is already trained to iteration {reached} and has no LoRA of iteration {spec.iterations}; set "
+            f"iterations to {reached} or more, or take a LoRA that is in {finished.parent}"
+        )
+    trainer = Trainer(spec, ranks, resume)
     if ranks.first:
         run.append("start", from_iteration=trainer.iteration, until=spec.iterations, base_model=base, **trainer.layout)
         if resume is not None:
@@ -64,7 +73,7 @@ def _train(run: RunFolder, spec: TrainSpec, ranks: Ranks, report: Report) -> Pat
             run.append("iteration", seconds_left=round(left, 1), **numbers)
             report(numbers, left)
             if checkpoint is not None:  # the checkpoint first: what a LoRA is named after can always be continued
-                run.save_checkpoint(checkpoint, spec.identity(), spec.keep_checkpoints)
+                run.save_checkpoint(checkpoint, spec.identity(), base, spec.keep_checkpoints)
                 _export(run, trainer, checkpoint, base)
     if ranks.first:
         run.append("done", iteration=trainer.iteration, lora=finished.name)
@@ -109,16 +118,19 @@ def _save_samples(run: RunFolder, trainer: Trainer, batch: Rollout) -> None:
 
 def main(arguments: list[str]) -> None:
     """Entry point of a worker process: the job is the folder's own ``spec.json``."""
+    if len(arguments) != 1:
+        sys.exit("give one run folder")
     folder = Path(arguments[0])
 
     def report(numbers: dict[str, Any], left: float) -> None:
-        scores = "  ".join(f"{name} {values['mean']:.3f}" for name, values in numbers["scores"].items())
-        print(f"iteration {numbers['iteration']}  {scores}  {left / 60:.1f} min left", flush=True)
+        print(f"iteration {numbers['iteration']}  {describe(numbers)}  {left / 60:.1f} min left", flush=True)
 
     try:
         train(folder, parse_job(load_json(folder / "spec.json")), report)
+    except MixGRPOError as error:
+        sys.exit(f"{type(error).__name__}: {error}")
     finally:
-        Ranks.join().leave()
+        Ranks.leave()
 
 
 if __name__ == "__main__":
