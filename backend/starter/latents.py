@@ -45,7 +45,7 @@ class LatentCode:
         return cls(tensors["mean"], tensors["basis"])
 
 
-def random_scenes(count: int, rng: np.random.Generator, pair_share: float = 0.35) -> tuple[list[str], np.ndarray]:
+def random_scenes(count: int, rng: np.random.Generator, pair_share: float = 0.3) -> tuple[list[str], np.ndarray]:
     """Captions and their pictures, uint8 of shape (count, 64, 64, 3)."""
     singles, pairs = world.single_captions(), world.pair_captions()
     pools = [pairs if rng.random() < pair_share else singles for _ in range(count)]

@@ -120,12 +120,12 @@ def place(layout: Layout, rng: np.random.Generator) -> list[Placed]:
     """Draw the geometry that a caption leaves open: sizes and positions, never overlapping, never cut off."""
     middle = IMAGE_SIZE / 2
     if layout.second is None:
-        x, y = middle + rng.uniform(-4, 4, 2)
-        return [Placed(layout.first, x, y, rng.uniform(11, 14))]
+        x, y = middle + rng.uniform(-3, 3, 2)
+        return [Placed(layout.first, x, y, rng.uniform(11.5, 13.5))]
     placed = []
     for thing, centre in zip(layout.things, (18.0, 46.0), strict=True):
         along = centre + rng.uniform(-2, 2)
-        across = middle + rng.uniform(-7, 7)
+        across = middle + rng.uniform(-9, 9)
         x, y = (along, across) if layout.axis == "horizontal" else (across, along)
         placed.append(Placed(thing, x, y, rng.uniform(8, 10.5)))
     return placed
