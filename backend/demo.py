@@ -27,7 +27,6 @@ from .train.run_folder import RunFolder
 
 GUIDANCE = 2.0  # the base model's best among 1, 2, 3, 4; see backend/starter/README.md
 ITERATIONS = 40
-_SINGLES = 144
 _FIRST_SEED = 1_000_000
 
 
@@ -57,10 +56,9 @@ def run_demo(out: Path, iterations: int | None, pairs: int, seed: int) -> dict[s
     started = time.monotonic()
     spec = demo_job(iterations or ITERATIONS, seed)
     captions, seeds = held_out_pairs(pairs)
-    singles = world.single_captions()
-    single_captions = [singles[index % len(singles)] for index in range(_SINGLES)]
-    single_seeds = [_FIRST_SEED + pairs + index for index in range(_SINGLES)]
-    everything, all_seeds = captions + single_captions, seeds + single_seeds
+    single_captions = world.single_captions() * max(1, pairs // 40)
+    everything = captions + single_captions
+    all_seeds = [*seeds, *range(_FIRST_SEED + pairs, _FIRST_SEED + len(everything))]
 
     before = _draw(load_starter(), everything, all_seeds, spec.sampling, "before")
     lora = run_job(spec, out)
