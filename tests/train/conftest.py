@@ -3,9 +3,14 @@ import torch
 
 
 @pytest.fixture(autouse=True, scope="package")
-def one_thread():
-    """One thread, as the processes that the tests start have, and because waking a second one costs more than it brings."""
+def one_cpu_thread():
+    """On the CPU with one thread, as the processes that the tests start, whatever this machine has.
+
+    One thread also because waking a second one costs more than it brings.
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    yield
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(torch.cuda, "is_available", lambda: False)
+        yield
     torch.set_num_threads(threads)

@@ -22,6 +22,7 @@ _TWO_GROUPS = {"group_size": 4, "prompts_per_iteration": 2, "optimizer": {"updat
 CASES: dict[str, dict[str, Any]] = {
     "float32": _TWO_GROUPS,
     "float32, own noise, a window inside": _TWO_GROUPS | {"sampling": {"shared_noise": False, "window": {"start": 1}}},
+    "float64": _TWO_GROUPS | {"model": {"precision": "float64"}},
     # an odd rank shards unevenly; 2 rows per call make several forward passes before one backward pass
     "float64, guidance, odd rank, small calls": _TWO_GROUPS
     | {"model": {"precision": "float64"}, "sampling": {"guidance": 2.0}, "lora": {"rank": 3, "targets": "attention+mlp"}}
