@@ -51,6 +51,15 @@ def test_batches_are_a_function_of_seed_and_step(folder):
     assert torch.equal(scenes.batch(5, 20)[0], pictures) and not torch.equal(scenes.batch(6, 20)[0], pictures)
 
 
+def test_only_pictures_that_show_their_caption_are_called_well_formed(folder):
+    scenes = JudgeScenes(folder / "latent_code.safetensors", 100, seed=0)
+    pictures, rows, well_formed = scenes.batch(0, 200)
+    right = make_scorer("scene_accuracy").score(pictures, [scenes.captions[row] for row in rows])
+    bent = slice(140, 164)
+    assert right[well_formed].mean() > 0.5
+    assert right[~well_formed].mean() < 0.1 and right[bent].mean() < 0.1
+
+
 def test_pictures_that_are_no_scenes_are_none():
     """The training set's negatives, seen by the reward: hardly one is right under the caption it began from."""
     rng = np.random.default_rng(0)
