@@ -118,7 +118,7 @@ def _treats_rows_alike(model: Any, denoise_mask: Tensor | None) -> bool:
     for entry in (entry for entries in conds.values() for entry in entries or ()):
         if "control" in entry or _has_rows(entry.get("mask")):
             return False
-        if any(_has_rows(value.cond) for value in entry.get("model_conds", {}).values()):
+        if any(_has_rows(getattr(value, "cond", None)) for value in entry.get("model_conds", {}).values()):
             return False
     return True
 

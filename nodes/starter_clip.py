@@ -41,7 +41,7 @@ def load_clip(folder: Path) -> comfy.sd.CLIP:
         def __init__(self, embedding_directory=None, tokenizer_data={}):  # noqa: B006 ComfyUI's signature
             super().__init__(
                 str(folder / "tokenizer"), max_length=length, embedding_directory=None, embedding_size=config["hidden_size"],
-                tokenizer_class=PreTrainedTokenizerFast, tokenizer_data=tokenizer_data,
+                tokenizer_class=_WordTokenizer, tokenizer_data=tokenizer_data,
             )  # fmt: skip
 
     class Target:
@@ -66,6 +66,14 @@ class _TextModel(comfy.clip_model.CLIPTextModel):
         # ComfyUI's class has the vocabulary size of CLIP built in.
         vocabulary, width = config_dict["vocab_size"], config_dict["hidden_size"]
         self.set_input_embeddings(operations.Embedding(vocabulary, width, dtype=dtype, device=device))
+
+
+class _WordTokenizer:
+    """The vocabulary alone: ``tokenizer_config.json`` names classes that only one major version of transformers knows."""
+
+    @staticmethod
+    def from_pretrained(folder: str) -> PreTrainedTokenizerFast:
+        return PreTrainedTokenizerFast(tokenizer_file=str(Path(folder) / "tokenizer.json"))
 
 
 class _Tokenizer(comfy.sd1_clip.SDTokenizer):

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from starter_files import SHIPPED, STARTERS
 
 from mixgrpo.backend.flow.noise import initial_noise
 from mixgrpo.backend.flow.rollout import Trajectory
-from mixgrpo.backend.specs import TrainSpec
+from mixgrpo.backend.specs import SamplingSpec, TrainSpec
 from mixgrpo.backend.starter.load import load_starter
 from mixgrpo.backend.train import trainer as training
 from mixgrpo.backend.train.ranks import Ranks
@@ -31,10 +31,11 @@ def empty(rows: int, **more) -> dict:
 
 
 @pytest.fixture(scope="module")
-def graph(comfy, starter: Path) -> SimpleNamespace:
+def graph(comfy, request: pytest.FixtureRequest) -> SimpleNamespace:
     """MODEL and encoded prompts, as the starter node and CLIP Text Encode give them."""
     from mixgrpo.nodes.starter import load_starter_objects
 
+    starter = SHIPPED if "shipped" in STARTERS else request.getfixturevalue("random_starter")
     model, clip, vae = load_starter_objects(starter)
     encode = {text: clip.encode_from_tokens_scheduled(clip.tokenize(text)) for text in (CAPTION, OTHER, "")}
     return SimpleNamespace(model=model, clip=clip, vae=vae, encode=encode, folder=starter)
@@ -92,8 +93,8 @@ def test_the_sampler_object_is_the_same_sampler(comfy, graph):
         guider.set_conds(graph.encode[CAPTION], graph.encode[""])
         guider.set_cfg(2.0)
         noise = initial_noise(7, (4, 16, 8, 8))
-        sigmas = comfy.samplers.calculate_sigmas(graph.model.get_model_object("model_sampling"), "simple", 8)
-        return guider.sample(noise, torch.zeros_like(noise), sampler, sigmas, disable_pbar=True, seed=7)
+        table = sampling_table(comfy, graph)
+        return guider.sample(noise, torch.zeros_like(noise), sampler, table, disable_pbar=True, seed=7)
 
     assert torch.equal(run(eta=0.0), euler(comfy, graph, 4, 2.0, 7))
     same = {"group_size": 4, "cfg": 2.0, "schedule": "model", "window_start": 1, "window_size": 2}
@@ -103,6 +104,58 @@ def test_the_sampler_object_is_the_same_sampler(comfy, graph):
 
     with pytest.raises(GraphError, match="a batch of 4 latents is not whole groups of 3"):
         run(group_size=3)
+
+
+@pytest.mark.parametrize("kind", ["BasicGuider", "DualCFGGuider"])
+def test_other_guiders_share_the_prefix_too(comfy, graph, kind):
+    """The first rows of a group stand for it whoever guides, and computing all of them makes no difference."""
+    from comfy_extras import nodes_custom_sampler as stock
+
+    from mixgrpo.backend.flow.window import Window
+    from mixgrpo.nodes import sampling
+
+    model, positive, other, negative = graph.model, *(graph.encode[text] for text in (CAPTION, OTHER, ""))
+    arguments = (model, positive) if kind == "BasicGuider" else (model, positive, other, negative, 2.0, 3.0, "regular")
+    guider = getattr(stock, kind).execute(*arguments).result[0]
+    settings = sampling.GroupSettings(3, True, 0.7, Window(2, 2))
+    noise = initial_noise(3, (6, 16, 8, 8))
+    sigmas, rows = sampling_table(comfy, graph), []
+    hook = model.model.diffusion_model.register_forward_pre_hook(lambda module, args: rows.append(len(args[0])))
+    try:
+        sampler = comfy.samplers.KSAMPLER(sampling.sample_groups, {"settings": settings})
+        samples = guider.sample(noise, torch.zeros_like(noise), sampler, sigmas, disable_pbar=True, seed=3)
+        mask = torch.ones(1, 1, 8, 8)  # keeps nothing, but belongs to rows of the full batch
+        full = guider.sample(noise, torch.zeros_like(noise), sampler, sigmas, denoise_mask=mask, disable_pbar=True, seed=3)
+    finally:
+        hook.remove()
+    prompts = 1 if kind == "BasicGuider" else 3
+    assert rows == [prompts * count for count in [2, 2, 2, 6, 6, 6, 6, 6] + [6] * 8]
+    assert relative(samples, full) < TOLERANCE
+
+
+def sampling_table(comfy, graph) -> torch.Tensor:
+    return comfy.samplers.calculate_sigmas(graph.model.get_model_object("model_sampling"), "simple", 8)
+
+
+@pytest.mark.parametrize("size", [64, 128])
+@pytest.mark.parametrize(("schedule", "shift"), [("shift", 3.0), ("shift", 1.4), ("dynamic shift", "dynamic")])
+def test_the_sigma_table_is_the_trainers(comfy, schedule, shift, size):
+    from mixgrpo.nodes.schedule import FlowSigmas
+
+    spec = SamplingSpec(steps=11, shift=shift, width=size, height=size)
+    widgets = {"steps": 11, "schedule": schedule, "shift": 5.0 if shift == "dynamic" else shift}
+    latent = {"samples": torch.zeros(1, 16, size // 8, size // 8)}
+    (sigmas,) = FlowSigmas.execute(**widgets, latent_image=latent).result
+    assert torch.equal(sigmas, training.sigma_table(spec))
+
+
+@pytest.mark.parametrize("schedule", ["dynamic shift", "model", "karras"])
+def test_a_table_without_what_it_needs_is_refused(comfy, schedule):
+    from mixgrpo.backend.flow.sigmas import SigmaError
+    from mixgrpo.nodes.schedule import FlowSigmas
+
+    with pytest.raises(SigmaError, match=f"the schedule '{schedule}' .*connect|there is no schedule 'karras'"):
+        FlowSigmas.execute(8, schedule, 3.0)
 
 
 class _FixedNoise(training.Trainer):
