@@ -300,6 +300,7 @@ def broken_at(call: int):
 def refusals(comfy, graph) -> dict:
     """Name -> (arguments of the node, the sentence)."""
     import comfy.model_sampling
+    from comfy.nested_tensor import NestedTensor
 
     class Discrete(comfy.model_sampling.ModelSamplingDiscrete, comfy.model_sampling.EPS):
         pass
@@ -319,13 +320,26 @@ def refusals(comfy, graph) -> dict:
         "sigmas": ({"sigmas": torch.tensor([1.0, 0.5, 0.5, 0.0])}, "sigmas must fall at every step"),
         "no steps": ({"sigmas": torch.tensor([])}, "at least two entries"),
         "NaN": ({"model": broken}, r"the model returned NaN or infinity at step 3 \(sigma .*--force-fp32"),
+        "nested": ({"latent": {"samples": NestedTensor([torch.zeros(1, 16, 8, 8)])}}, "this one holds several; use the SAMPLER"),
         "batch_index": ({"latent": empty(2, batch_index=[1])}, "batch_index names 1 rows, but the batch has 2"),
     }  # fmt: skip
 
 
 @pytest.mark.parametrize(
     "name",
-    ["not a flow", "no conditioning", "batches", "window", "eta", "schedule", "sigmas", "no steps", "NaN", "batch_index"],
+    [
+        "not a flow",
+        "no conditioning",
+        "batches",
+        "window",
+        "eta",
+        "schedule",
+        "sigmas",
+        "no steps",
+        "NaN",
+        "nested",
+        "batch_index",
+    ],
 )
 def test_what_cannot_work_is_refused_in_one_sentence(comfy, graph, name):
     from mixgrpo.backend.errors import MixGRPOError
