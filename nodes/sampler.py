@@ -13,7 +13,7 @@ from ..backend.flow.noise import initial_noise
 from ..backend.flow.rollout import Trajectory
 from ..backend.flow.sigmas import check_sigmas
 from ..backend.flow.window import Window
-from .checks import GraphError, check_conditioning, check_flow, spread, unseen_by_trainer
+from .checks import Conditioning, GraphError, check_conditioning, check_flow, spread, unseen_by_trainer
 from .sampling import GroupSettings, sample_groups
 from .schedule import schedule_inputs, sigma_table
 from .types import CATEGORY, TrajectoryType
@@ -158,7 +158,11 @@ class _Batch:
         return given | {"samples": samples} | {key: value for key, value in rows.items() if key in given}
 
 
-def _sample(model, positive, negative, batch: _Batch, settings: GroupSettings, sigmas, cfg: float, seed: int):
+def _sample(
+    model: Any, positive: Conditioning, negative: Conditioning, batch: _Batch, settings: GroupSettings,
+    sigmas: torch.Tensor, cfg: float, seed: int,
+) -> tuple[torch.Tensor, Trajectory]:  # fmt: skip
+    """Draw the batch with a CFGGuider; latents as ComfyUI scales them, the trajectory in the model's own scale."""
     import comfy.model_management
     import comfy.samplers
     import comfy.utils
