@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 import torch
+from scenes import CHANGES, DEGRADATIONS, changed_renders, true_renders
+
 from mixgrpo.backend.files import StorageError, load_metadata, load_tensors, save_tensors
 from mixgrpo.backend.rewards import HELD_OUT, BatchError, Scorer, make_scorer
 from mixgrpo.backend.rewards.scene import is_right
@@ -11,7 +13,6 @@ from mixgrpo.backend.starter import world
 from mixgrpo.backend.starter.judge import CLASSES, WEIGHTS, HeldOutJudge, JudgeNetwork, stated_classes, train_judge
 from mixgrpo.backend.starter.judge_scenes import JudgeScenes, draw_no_scene
 from mixgrpo.backend.starter.latents import fit_code
-from scenes import CHANGES, DEGRADATIONS, changed_renders, true_renders
 
 CAPTION = "a red square on a white background"
 shipped = pytest.mark.skipif(not WEIGHTS.exists(), reason="the starter's weights are not laid out")

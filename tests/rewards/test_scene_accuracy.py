@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 import torch
+from PIL import Image
+from scenes import BACKGROUNDS, CHANGES, DEGRADATIONS, changed_renders, polygon, to_images, true_renders
+
 from mixgrpo.backend.rewards import make_scorer
 from mixgrpo.backend.rewards.scene import facts_found
 from mixgrpo.backend.rewards.scene_reader import read_scenes
 from mixgrpo.backend.starter import world
-from PIL import Image
-from scenes import BACKGROUNDS, CHANGES, DEGRADATIONS, changed_renders, polygon, to_images, true_renders
 
 CAPTION = "a red square on a white background"
 SCORER = make_scorer("scene_accuracy")
