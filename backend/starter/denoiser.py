@@ -72,7 +72,7 @@ class SceneLatents:
 
 
 def train(
-    folder: Path, until: int, seed: int, batch: int = 128, peak: float = 1e-3, decay: int = 1500, scenes: int = 40_000
+    folder: Path, until: int, seed: int, batch: int = 128, peak: float = 1e-3, decay: int = 2000, scenes: int = 40_000
 ) -> None:
     """Train to step ``until``, continuing from ``folder/denoiser`` when there is a checkpoint."""
     torch.manual_seed(seed)
