@@ -26,7 +26,7 @@ from .train.launch import run_job
 from .train.run_folder import RunFolder
 
 GUIDANCE = 2.0  # the base model's best among 1, 2, 3, 4; see backend/starter/README.md
-ITERATIONS = 60
+ITERATIONS = 80
 _FIRST_SEED = 1_000_000
 
 
