@@ -80,9 +80,10 @@ def test_the_gate_stands_in_every_iteration(corrupt, monkeypatch):
 
 
 def test_a_healthy_run_logs_its_gaps(tmp_path):
-    for event in run(tmp_path, job(**GUIDED)):
-        assert event["replay"].keys() == {"mean_gap", "log_prob_gap"}
-        assert all(0 <= gap <= FLOAT32_LIMIT for gap in event["replay"].values())
+    events = run(tmp_path, job(**GUIDED))
+    assert ["replay_gate" in event for event in events] == [True, False]  # the whole rollout once per process
+    for gaps in (events[0]["replay_gate"], *(event["replay"] for event in events)):
+        assert gaps.keys() == {"mean_gap", "log_prob_gap"} and all(0 <= gap <= FLOAT32_LIMIT for gap in gaps.values())
 
 
 def test_the_first_update_begins_at_a_ratio_of_one():
