@@ -39,7 +39,7 @@ class SD3:
 
     @property
     def device(self) -> torch.device:
-        return self.text_encoder.device
+        return self.vae.device  # a trainer drops the text encoder
 
     @torch.no_grad()
     def encode(self, prompts: list[str]) -> Conditions:
