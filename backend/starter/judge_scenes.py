@@ -1,8 +1,9 @@
 """What the held-out judge learns from: true scenes as a small model would draw them, and pictures that are no scenes.
 
-True pictures are moved, bent a little, tinted, blurred, rebuilt from disturbed 8x8 blocks of the latent code and covered
-with noise, since the judge will see decoded samples and not renders. Pictures that are no scenes hold a shape too many, a
-shape without a name, one in two colours, shapes that overlap, nothing at all, or are bent beyond recognition.
+True pictures, among them single shapes off the middle, are moved, bent a little, tinted, blurred, rebuilt from disturbed
+8x8 blocks of the latent code and covered with noise, since the judge will see decoded samples and not renders. Pictures
+that are no scenes hold a shape too many, a shape without a name, one in two colours, shapes that overlap, nothing at all,
+or are bent beyond recognition.
 """
 
 from __future__ import annotations
@@ -32,6 +33,9 @@ class JudgeScenes:
         rng = np.random.default_rng(seed)
         self._code, self._seed = latents.LatentCode.load(code), seed
         self.captions, true = latents.random_scenes(count, rng)
+        lonely = [_single_anywhere(rng) for _ in range(count // 6)]
+        self.captions += [caption for caption, _ in lonely]
+        true = np.concatenate([true, np.stack([picture for _, picture in lonely])])
         no_scenes = np.stack([np.asarray(draw_no_scene(rng)) for _ in range(count // 3)])
         self._true, self._no_scenes = _planes(true), _planes(no_scenes)
 
@@ -93,6 +97,15 @@ def _rebuild(encoded: torch.Tensor, code: latents.LatentCode) -> torch.Tensor:
     blocks = encoded.permute(0, 2, 3, 1) @ torch.linalg.pinv(code.basis) + code.mean
     grid = blocks.unflatten(3, (latents.BLOCK, latents.BLOCK, 3)).permute(0, 5, 1, 3, 2, 4)
     return grid.reshape(len(encoded), 3, world.IMAGE_SIZE, world.IMAGE_SIZE)
+
+
+def _single_anywhere(rng: np.random.Generator) -> tuple[str, np.ndarray]:
+    """A single shape where and as large as one of a pair may be: what a model draws that forgets the other one."""
+    captions = world.single_captions()
+    caption = captions[rng.integers(len(captions))]
+    layout = world.parse_caption(caption)
+    item = world.Placed(layout.first, *rng.uniform(14, 50, 2), rng.uniform(7.5, 13))
+    return caption, np.asarray(world.render([item], layout.background))
 
 
 def draw_no_scene(rng: np.random.Generator) -> Image.Image:
