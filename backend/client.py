@@ -80,7 +80,7 @@ class Backend:
         return await self._json("POST", _path(job_id, "cancel"))
 
     async def summary(self, job_id: str) -> dict[str, Any]:
-        """The job with its curves: ``iterations``, ``reward``, ``scores``, ``seconds``, ``seconds_left``, ``best``."""
+        """The job with its ``curve`` (``iteration``, ``reward``, ``scores``), ``seconds``, ``seconds_left``, ``best``."""
         return await self._json("GET", _path(job_id, "summary"))
 
     async def events(self, job_id: str, after: int = 0, state: str | None = None, wait: float = 0.0) -> dict[str, Any]:

@@ -5,18 +5,20 @@ They are there, and nowhere in a workflow or in ComfyUI's folders, because a wor
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import yaml
 
-from .places import PlaceError, config_dir
+from .places import PlaceError, config_dir, data_dir, private_folder
 
 LOCAL = "local"
 ROOT = Path(__file__).resolve().parents[1]
@@ -98,16 +100,33 @@ def backend_python() -> Path:
     own = ROOT / ".venv" / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
     if own.is_file():
         return own
-    environment = python_environment(Path(sys.executable))
-    check = [sys.executable, str(BOOTSTRAP), "check"]
-    ended = subprocess.run(check, capture_output=True, text=True, env=environment, timeout=_CHECK_SECONDS, check=False)
-    if ended.returncode:
+    complaint = _checked()
+    if complaint:
         command = "py -m venv .venv && .venv\\Scripts\\python" if os.name == "nt" else "python3 -m venv .venv && .venv/bin/python"
         raise PlaceError(
-            f"{(ended.stderr.strip().splitlines() or ['this Python cannot train'])[-1]}. Give the backend an environment of its "
-            f'own: in {ROOT} run {command} -m pip install -e ".[train]"'
+            f'{complaint}. Give the backend an environment of its own: in {ROOT} run {command} -m pip install -e ".[train]"'
         )
     return Path(sys.executable)
+
+
+def _checked() -> str:
+    """Why this Python cannot train; empty when it can, which is remembered until a package changes: trying takes seconds."""
+    memory = data_dir() / "checked.json"
+    packages = sorted(f"{package.name} {package.version}" for package in distributions())
+    seen = hashlib.sha256("\n".join([sys.executable, sys.version, str(ROOT), *packages]).encode()).hexdigest()
+    if memory.is_file() and memory.read_text(encoding="utf-8") == seen:
+        return ""
+    check = [sys.executable, str(BOOTSTRAP), "check"]
+    environment = python_environment(Path(sys.executable))
+    try:
+        ended = subprocess.run(check, capture_output=True, text=True, env=environment, timeout=_CHECK_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        return f"{sys.executable} took more than {_CHECK_SECONDS} seconds to import the training packages"
+    if ended.returncode:
+        return (ended.stderr.strip().splitlines() or [f"{sys.executable} cannot train"])[-1]
+    private_folder(memory.parent)
+    memory.write_text(seen, encoding="utf-8")
+    return ""
 
 
 def python_environment(python: Path) -> dict[str, str]:

@@ -90,20 +90,19 @@ class Run:
         return max(self._iterations, default=0)
 
     def summary(self, spec: dict[str, Any]) -> dict[str, Any]:
-        """The course of the run so far: mixed reward and mean scores by iteration, seconds, and the best LoRA's iteration."""
+        """The run so far: a curve (mixed reward and mean scores by iteration), seconds, the best LoRA's iteration."""
         weights = {reward["scorer"]: reward["weight"] for reward in spec["rewards"]}
         rows = [self._iterations[number] for number in sorted(self._iterations)]
-        scores = {name: [row["scores"][name]["mean"] for row in rows] for name in (rows[0]["scores"] if rows else {})}
-        rewards = [_mixed(row["scores"], weights) for row in rows]
-        last = rows[-1] if rows else {}
+        curve = {
+            "iteration": [row["iteration"] for row in rows],
+            "reward": [_mixed(row["scores"], weights) for row in rows],
+            "scores": {name: [row["scores"][name]["mean"] for row in rows] for name in (rows[0]["scores"] if rows else {})},
+        }
         return {
-            "iterations": [row["iteration"] for row in rows],
-            "reward": rewards,
-            "scores": scores,
+            "curve": curve,
             "seconds": round(sum(sum(row["seconds"].values()) for row in rows), 3),
-            "seconds_left": last.get("seconds_left"),
-            "loras": sorted(self.loras()),
-            "best": self._best(dict(zip([row["iteration"] for row in rows], rewards, strict=True))),
+            "seconds_left": rows[-1]["seconds_left"] if rows else None,
+            "best": self._best(dict(zip(curve["iteration"], curve["reward"], strict=True))),
         }
 
     def _best(self, rewards: dict[int, float | None]) -> int | None:
