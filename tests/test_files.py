@@ -11,6 +11,7 @@ import zipfile
 
 import pytest
 import torch
+
 from mixgrpo.backend.files import (
     StorageError,
     load_json,

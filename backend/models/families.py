@@ -6,6 +6,8 @@ import hashlib
 from pathlib import Path
 
 import torch
+from diffusers.models.normalization import RMSNorm
+from torch import nn
 
 from ..specs import ModelSpec
 from ..starter.load import TRANSFORMER_FILE, load_starter
@@ -26,7 +28,24 @@ def load_model(spec: ModelSpec, device: torch.device) -> SD3:
     dtype = arithmetic(spec)
     model = load_starter(device, torch.float32 if dtype == torch.bfloat16 else dtype)
     model.autocast = dtype if dtype == torch.bfloat16 else None
+    if dtype == torch.float64:
+        _exact_norms(model.transformer)
     return model
+
+
+class _ExactRMSNorm(RMSNorm):
+    """diffusers takes the mean square in float32 whatever the weights are, and then float64 is no better than 1e-8."""
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        normed = hidden_states * torch.rsqrt(hidden_states.square().mean(-1, keepdim=True) + self.eps)
+        normed = normed if self.weight is None else normed * self.weight
+        return normed if self.bias is None else normed + self.bias
+
+
+def _exact_norms(module: nn.Module) -> None:
+    for part in module.modules():
+        if type(part) is RMSNorm:
+            part.__class__ = _ExactRMSNorm
 
 
 def base_model_hash(spec: ModelSpec) -> str:

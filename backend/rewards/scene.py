@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import permutations
 
-import numpy as np
 import torch
 from torch.nn.functional import interpolate
 
@@ -56,7 +55,8 @@ class SceneAccuracy:
         """
         finite = check_batch(images, prompts)
         layouts = [parse_caption(prompt) for prompt, scored in zip(prompts, finite.tolist(), strict=True) if scored]
-        scenes = read_scenes(_pixels(images[finite.to(images.device)]))
+        pictures = world_pictures(images[finite.to(images.device)]).permute(0, 2, 3, 1).contiguous() * 255
+        scenes = read_scenes(pictures.numpy())
         values = [self._value(scene, layout) for scene, layout in zip(scenes, layouts, strict=True)]
         return with_failures(torch.tensor(values, dtype=torch.float32), finite)
 
@@ -115,12 +115,16 @@ def _thing_facts(found: FoundObject, thing: Thing) -> float:
     return found.colour_shares[thing.colour] + shape
 
 
-def _pixels(images: torch.Tensor) -> np.ndarray:
-    """Pictures (N, 3, S, S) in [0, 1] as float32 (N, 64, 64, 3) in [0, 255]."""
+def world_pictures(images: torch.Tensor) -> torch.Tensor:
+    """Pictures (N, 3, S, S) as the starter world draws them: float32 (N, 3, 64, 64) in [0, 1] on the CPU.
+
+    Raises:
+        BatchError: the pictures are not square.
+    """
     height, width = images.shape[2:]
     if height != width:
-        raise BatchError(f"scene_accuracy reads square pictures, got {width}x{height}; squeezing one would change its shapes")
+        raise BatchError(f"pictures of the starter world are square, got {width}x{height}; squeezing one would change its shapes")
     images = images.detach().to("cpu", torch.float32).clamp(0, 1)
     if height != IMAGE_SIZE and len(images):
         images = interpolate(images, (IMAGE_SIZE, IMAGE_SIZE), mode="bilinear", antialias=True)
-    return np.ascontiguousarray(images.permute(0, 2, 3, 1).numpy() * 255)
+    return images

@@ -6,10 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import torch
+
 from ..console import console, describe, log_iteration, progress_bar
 from ..errors import MixGRPOError
 from ..files import load_json
 from ..specs import TrainSpec
+from .ranks import Ranks
 from .run_folder import RunFolder
 from .worker import train
 
@@ -34,6 +37,7 @@ def _run_here(spec: TrainSpec, folder: Path) -> Path:
 
 
 def _run_ranks(spec: TrainSpec, folder: Path, ranks: int) -> Path:
+    Ranks(0, ranks, torch.device("cpu")).share(spec.prompts_per_iteration, "prompts per iteration")
     run = RunFolder(folder)
     run.lock()
     try:

@@ -80,6 +80,8 @@ def test_details_that_decide():
     assert score(picture_with((2, 2, 4, 4, world.COLOURS["blue"]))) == 1, "four pixels are a speckle"
     assert score(picture_with((2, 2, 5, 5, world.COLOURS["blue"]))) == 0, "nine pixels are an object"
     assert score(picture_with((22, 22, 32, 42, world.COLOURS["yellow"]))) == 0, "a two-coloured square"
+    assert score(picture_with((22, 22, 42, 42, (255, 80, 80)))) == 1, "a light red"
+    assert score(picture_with((22, 22, 42, 42, (200, 40, 150)))) == 0, "pink, though no colour of the palette is closer than red"
     assert score(picture_with((28, 28, 36, 36, world.BACKGROUNDS["white"]))) == 0, "a frame"
     assert score(picture_with((28, 28, 36, 36, world.BACKGROUNDS["black"]))) == 0, "a square with a black middle"
     assert score(picture_with((0, 0, 64, 12, world.BACKGROUNDS["black"]))) == 0, "a background in two tones"

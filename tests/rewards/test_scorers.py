@@ -62,7 +62,7 @@ def test_batches_that_do_not_fit_are_refused(scorer, images, prompts, message):
 
 
 def test_scene_accuracy_refuses_oblong_pictures():
-    with pytest.raises(BatchError, match="square pictures, got 96x64"):
+    with pytest.raises(BatchError, match="square, got 96x64"):
         make_scorer("scene_accuracy").score(torch.zeros(1, 3, 64, 96), [CAPTION])
 
 

@@ -5,9 +5,10 @@ import json
 import math
 
 import pytest
+from pydantic import ValidationError
+
 from mixgrpo.backend.specs import SpecError, TrainSpec, load_job
 from mixgrpo.backend.specs.job import parse_job, parse_sampling
-from pydantic import ValidationError
 
 SMALLEST = {"prompts": ["a red circle on a white background"], "rewards": [{"scorer": "scene_accuracy"}]}
 

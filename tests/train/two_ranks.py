@@ -1,0 +1,82 @@
+"""What two ranks compute, for test_two_ranks.py: ``torch.distributed.run two_ranks.py OUT`` writes it to files."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from training_jobs import job
+
+from mixgrpo.backend.files import save_tensors
+from mixgrpo.backend.specs import TrainSpec
+from mixgrpo.backend.train import adapter
+from mixgrpo.backend.train.ranks import RankError, Ranks, full
+from mixgrpo.backend.train.run_folder import Checkpoint
+from mixgrpo.backend.train.trainer import Trainer
+from mixgrpo.backend.train.worker import train
+
+_TWO_GROUPS = {"group_size": 4, "prompts_per_iteration": 2, "optimizer": {"updates_per_rollout": 2}}
+CASES: dict[str, dict[str, Any]] = {
+    "float32": _TWO_GROUPS,
+    "float32, own noise, a window inside": _TWO_GROUPS | {"sampling": {"shared_noise": False, "window": {"start": 1}}},
+    "float64": _TWO_GROUPS | {"model": {"precision": "float64"}},
+    # an odd rank shards unevenly; 2 rows per call make several forward passes before one backward pass
+    "float64, guidance, odd rank, small calls": _TWO_GROUPS
+    | {"model": {"precision": "float64"}, "sampling": {"guidance": 2.0}, "lora": {"rank": 3, "targets": "attention+mlp"}}
+    | {"rows_per_call": 2},
+}
+STRAIGHT: dict[str, Any] = _TWO_GROUPS | {"iterations": 3, "seed": 5}
+
+
+def trained_before(spec: TrainSpec) -> Checkpoint:
+    """A checkpoint whose B matrices are not zero, so that the gradient reaches the A matrices too."""
+    alone = Trainer(spec, Ranks(0, 1, torch.device("cpu")))
+    generator = torch.Generator().manual_seed(1)
+    tensors = {
+        name: value + 0.02 * torch.randn(value.shape, generator=generator).to(value)
+        for name, value in sorted(adapter.adapter_tensors(alone.model.transformer).items())
+    }
+    return Checkpoint(2, tensors, {}, {})
+
+
+def first_gradient(spec: TrainSpec, ranks: Ranks) -> dict[str, torch.Tensor]:
+    """The adapter's whole gradient before the first update of a continued run."""
+    trainer = Trainer(spec, ranks, trained_before(spec))
+    trainer.accumulate(trainer.collect(), trainer.members(0))
+    return {name: full(parameter.grad).clone() for name, parameter in trainer.parameters.items()}
+
+
+def main(out: Path) -> None:
+    ranks = Ranks.join()
+    for number, changes in enumerate(CASES.values()):
+        gradient = first_gradient(job(**changes), ranks)
+        if ranks.first:
+            save_tensors(out / f"gradient_{number}.safetensors", gradient)
+
+    trainer, hashes, shards = Trainer(job(**STRAIGHT), ranks), [], []
+    for _ in range(2):
+        batch = trainer.collect()
+        for number in range(2):
+            trainer.update(batch, number)
+            hashes.append(adapter.adapter_hash(adapter.adapter_tensors(trainer.model.transformer)))
+            shards.append([list(parameter.to_local().shape) for parameter in trainer.parameters.values()])
+        trainer.iteration += 1
+
+    train(out / "straight", job(**STRAIGHT))
+    train(out / "stopped", job(**STRAIGHT | {"iterations": 1}))
+    train(out / "stopped", job(**STRAIGHT))
+    refusal = ""
+    try:
+        train(out / "refused", job(prompts_per_iteration=3))
+    except RankError as error:
+        refusal = str(error)
+    facts = {"hashes": hashes, "shards": shards, "refusal": refusal, "threads": torch.get_num_threads()}
+    (out / f"rank_{ranks.rank}.json").write_text(json.dumps(facts), encoding="utf-8")
+    Ranks.leave()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
