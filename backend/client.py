@@ -21,7 +21,7 @@ from urllib.parse import quote
 import aiohttp
 
 from .errors import MixGRPOError
-from .places import data_dir, private_folder, read_state
+from .places import API, data_dir, private_folder, read_state
 from .settings import BOOTSTRAP, LOCAL, backend_python, load_settings, python_environment, settings_file
 
 SETTLED = frozenset({"paused", "cancelled", "failed", "done"})
@@ -208,7 +208,14 @@ async def _running(folder: Path) -> Backend | None:
         about = await backend.server()
     except (BackendUnreachable, BackendError):
         return None
-    return backend if about["pid"] == state["pid"] else None
+    if about["pid"] != state["pid"]:
+        return None
+    if about["api"] != API:
+        raise BackendUnreachable(
+            f"the backend that serves {folder} is of another version (started from {about['folder']}); stop it (process "
+            f"{about['pid']}), its jobs are continued by the next one"
+        )
+    return backend
 
 
 class _Log:

@@ -14,6 +14,8 @@ from typing import Any
 
 from .errors import MixGRPOError
 
+API = 1
+"""Version of the interface between client and server; they may come from two copies of this project."""
 _NAME = "mixgrpo"
 
 

@@ -17,7 +17,7 @@ from aiohttp import web
 from filelock import FileLock, Timeout
 
 from ..errors import MixGRPOError
-from ..places import data_dir, private_folder, remove_state, write_state
+from ..places import API, data_dir, private_folder, remove_state, write_state
 from .app import LOOPBACK_NAMES, Activity, make_app
 from .store import JobStore
 from .supervisor import Supervisor
@@ -110,7 +110,7 @@ async def _serve(options: ServeOptions, listener: socket.socket, token: str) -> 
     store = JobStore(options.data / "jobs.sqlite")
     supervisor = Supervisor(store, options.data / "runs")
     activity, stop = Activity(), asyncio.Event()
-    about = {"api": 1, "pid": os.getpid(), "folder": str(Path(__file__).resolve().parents[2])}
+    about = {"api": API, "pid": os.getpid(), "folder": str(Path(__file__).resolve().parents[2])}
     runner = web.AppRunner(make_app(supervisor, token, options.names, activity, about), access_log=None, shutdown_timeout=1.0)
     await runner.setup()
     await web.SockSite(runner, listener).start()

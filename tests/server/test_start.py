@@ -117,6 +117,14 @@ def test_a_dead_backends_note_is_no_backend(own_places):
         asyncio.run(dead.jobs())
 
 
+def test_a_backend_of_another_version_is_named(own_places, finished, monkeypatch):
+    monkeypatch.setenv("MIXGRPO_DATA", str(finished[0].data))
+    assert asyncio.run(connect(start=False)) == finished[0].backend
+    monkeypatch.setattr("mixgrpo.backend.client.API", 2)
+    with pytest.raises(BackendUnreachable, match=f"another version.*process {finished[0].process.pid}"):
+        asyncio.run(connect(start=False))
+
+
 def test_a_backend_that_cannot_start_says_why(own_places, monkeypatch):
     python = own_places / "python"
     python.write_text("#!/bin/sh\necho this is not the Python you want >&2\nexit 1\n")
