@@ -82,7 +82,7 @@ def sample(
     lora: Annotated[Path | None, typer.Option(help="A LoRA that this project trained.")] = None,
     count: Annotated[int, typer.Option(min=1, help="Pictures per prompt.")] = 4,
     seed: Annotated[int, typer.Option(min=0)] = 0,
-    steps: Annotated[int, typer.Option(min=2)] = 16,
+    steps: Annotated[int, typer.Option(min=2)] = 10,
     shift: Annotated[float, typer.Option(min=0.01)] = 3.0,
     guidance: Annotated[float, typer.Option(min=0)] = 2.0,
 ) -> None:

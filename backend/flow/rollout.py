@@ -48,6 +48,11 @@ class Trajectory:
     log_probs: Tensor
     final: Tensor
 
+    @property
+    def stds(self) -> list[float]:
+        """The standard deviations s of the w stochastic steps."""
+        return [self.coefficients(index).s for index in range(len(self.means))]
+
     def coefficients(self, index: int) -> StepCoefficients:
         """The coefficients of window step ``index`` (0 … w - 1)."""
         step = self.window.steps[index]

@@ -199,6 +199,11 @@ def parse_sampling(fields: Any) -> SamplingSpec:
     return _parse(SamplingSpec, fields, "sampling")
 
 
+def parse_reward(fields: Any) -> RewardSpec:
+    """Build a reward from plain data; raises :class:`SpecError` like :func:`parse_job`."""
+    return _parse(RewardSpec, fields, "a reward")
+
+
 def _parse(kind: type[_Parsed], fields: Any, what: str) -> _Parsed:
     if not isinstance(fields, dict):
         raise SpecError(f"{what} is a mapping of fields, got {type(fields).__name__}")

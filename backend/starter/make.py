@@ -18,7 +18,7 @@ from .evaluate import evaluate
 from .load import TRANSFORMER_FILE, VAE_FILE, WEIGHTS
 
 STAGES = ("text", "code", "judge", "vae", "denoiser", "publish", "evaluate")
-_DENOISER_STEPS, _VAE_STEPS, _TEXT_STEPS, _JUDGE_STEPS = 12_000, 5_000, 1_500, 2_000
+_DENOISER_STEPS, _VAE_STEPS, _TEXT_STEPS, _JUDGE_STEPS = 6_000, 4_400, 1_500, 2_000
 
 
 def make(folder: Path, only: str | None, seed: int, denoiser_steps: int) -> None:

@@ -8,6 +8,7 @@ import torch
 from peft import LoraConfig
 from torch import nn
 
+from ..errors import MixGRPOError
 from ..flow.noise import derive_seed
 from ..models.families import LORA_TARGETS
 from ..models.lora_export import LoraAdapter
@@ -15,6 +16,10 @@ from ..specs import LoraSpec, OptimizerSpec
 from .ranks import full, like
 
 _ADAPTER = "default"
+
+
+class AdapterError(MixGRPOError):
+    """Tensors that are not those of the adapter they are to fill."""
 
 
 def lora_config(spec: LoraSpec) -> LoraConfig:
@@ -53,12 +58,20 @@ def adapter_tensors(transformer: nn.Module) -> dict[str, torch.Tensor]:
 
 @torch.no_grad()
 def load_adapter(transformer: nn.Module, tensors: dict[str, torch.Tensor]) -> None:
-    """Fill the adapter with whole tensors; call it before sharding. Names and shapes must all match."""
+    """Fill the adapter with whole tensors; call it before sharding.
+
+    Raises:
+        AdapterError: names or shapes are not exactly the adapter's.
+    """
     parameters = {name: value for name, value in transformer.named_parameters() if ".lora_" in name}
     parameters = {name.replace(f".{_ADAPTER}.", "."): value for name, value in parameters.items()}
-    if parameters.keys() != tensors.keys():
-        different = sorted(parameters.keys() ^ tensors.keys())
-        raise KeyError(f"adapter tensors do not match the adapted layers: {different[:4]}")
+    wanted, given = ({(name, *value.shape) for name, value in them.items()} for them in (parameters, tensors))
+    if wanted != given:
+        different = ", ".join(sorted({name for name, *_ in wanted ^ given})[:4])
+        raise AdapterError(
+            f"these tensors do not match the adapted layers: {different}; use the base model and the versions of peft and "
+            "diffusers that they were trained with"
+        )
     for name, value in tensors.items():
         parameters[name].copy_(value)
 

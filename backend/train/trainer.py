@@ -80,10 +80,10 @@ class Trainer:
         """
         self.spec, self.ranks = spec, ranks
         self.share = ranks.share(spec.prompts_per_iteration, "prompts per iteration")
-        self.scorers = {reward.scorer: make_scorer(reward.scorer, **reward.options) for reward in (*spec.rewards, *spec.monitors)}
         held_out = [reward.scorer for reward in spec.rewards if reward.scorer in HELD_OUT]
         if held_out:
             raise TrainingError(f"{held_out[0]} is held out: it may only be watched; list it under monitors, not under rewards")
+        self.scorers = {reward.scorer: make_scorer(reward.scorer, **reward.options) for reward in (*spec.rewards, *spec.monitors)}
         for scorer in self.scorers.values():
             scorer.check_prompts(spec.prompts)
         self.sigmas = sigma_table(spec.sampling)

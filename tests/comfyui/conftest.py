@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 from comfyui_tree import LayoutError, comfyui_root, import_comfy
+from graph_server import GraphServer
 from starter_files import SHIPPED, STARTERS, write_random_starter
 
 
@@ -35,3 +37,13 @@ def random_starter(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def starter(request: pytest.FixtureRequest) -> Path:
     """A folder with the starter's four parts: with random weights, and as shipped."""
     return SHIPPED if request.param == "shipped" else request.getfixturevalue("random_starter")
+
+
+@pytest.fixture(scope="session")
+def server(comfyui: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GraphServer]:
+    """The one ComfyUI server of a test session, with the pack in a read-only folder with spaces and non-ASCII letters."""
+    shipped = "shipped" in STARTERS
+    weights = SHIPPED if shipped else write_random_starter(tmp_path_factory.mktemp("starter-for-server"))
+    running = GraphServer(comfyui, tmp_path_factory.mktemp("comfyui") / "für alle Fälle ✓", weights)
+    yield running
+    running.close()

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from starter_clip import load_clip
 
 from mixgrpo.backend.flow.noise import initial_noise
 from mixgrpo.backend.flow.rollout import rollout
@@ -41,12 +40,14 @@ def ours(starter: Path) -> SD3:
 
 @pytest.fixture(scope="module")
 def theirs(comfy, starter: Path) -> SimpleNamespace:
-    """The same files in ComfyUI: what UNETLoader and VAELoader return, and a CLIP."""
+    """The same files in ComfyUI: what UNETLoader and VAELoader return, and the starter node's CLIP."""
+    from mixgrpo.nodes.starter_clip import load_clip
+
     autoencoder = comfy.sd.VAE(sd=comfy.utils.load_torch_file(str(starter / "vae" / "starter_vae.safetensors")))
     autoencoder.throw_exception_if_invalid()
     return SimpleNamespace(
         model=comfy.sd.load_diffusion_model(str(starter / "transformer" / "diffusion_pytorch_model.safetensors")),
-        clip=load_clip(comfy, starter),
+        clip=load_clip(starter),
         vae=autoencoder,
     )
 

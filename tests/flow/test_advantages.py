@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+
 from mixgrpo.backend.flow.advantages import AdvantageError, combine_advantages, group_advantages
 
 NAN = float("nan")

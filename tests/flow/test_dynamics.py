@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
+
 from mixgrpo.backend.flow.dynamics import EtaError, StepCoefficients, euler_step, flow_sde, log_prob, sde_coefficients, sde_mean
 from mixgrpo.backend.flow.noise import step_noise
 from mixgrpo.backend.flow.sigmas import check_sigmas, shifted_sigmas

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+
 from mixgrpo.backend.flow.noise import NoiseError, derive_seed, initial_noise, step_noise
 
 seeds = st.integers(0, 2**64 - 1)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+
 from mixgrpo.backend.flow.noise import initial_noise, step_noise
 from mixgrpo.backend.flow.objective import (
     ReplayGap,

@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+
 from mixgrpo.backend.flow.dynamics import EtaError, log_prob, sde_mean
 from mixgrpo.backend.flow.noise import initial_noise, step_noise
 from mixgrpo.backend.flow.rollout import RolloutError, rollout

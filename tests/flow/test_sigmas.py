@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+
 from mixgrpo.backend.flow.sigmas import SigmaError, check_sigmas, dynamic_shift, shifted_sigmas
 from mixgrpo.backend.flow.window import Window, WindowError
 

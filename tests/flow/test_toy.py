@@ -8,13 +8,14 @@ import copy
 
 import pytest
 import torch
+from torch import nn
+
 from mixgrpo.backend.flow.advantages import group_advantages
 from mixgrpo.backend.flow.noise import derive_seed, initial_noise, step_noise
 from mixgrpo.backend.flow.objective import clipped_objective, replay_log_prob, replay_mean
 from mixgrpo.backend.flow.rollout import rollout
 from mixgrpo.backend.flow.sigmas import shifted_sigmas
 from mixgrpo.backend.flow.window import Window
-from torch import nn
 
 SIGMAS = shifted_sigmas(25, 3.0)
 GROUPS, GROUP_SIZE, UPDATES, CLIP = 32, 12, 4, 1e-4

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from mixgrpo.backend.starter import world
 from PIL import Image, ImageDraw, ImageFilter
+
+from mixgrpo.backend.starter import world
 
 COLOURS, BACKGROUNDS = list(world.COLOURS), list(world.BACKGROUNDS)
 

@@ -4,8 +4,9 @@ import io
 
 import pytest
 import torch
-from mixgrpo.backend.rewards import make_scorer
 from PIL import Image
+
+from mixgrpo.backend.rewards import make_scorer
 
 LESS = make_scorer("jpeg_compressibility")
 MORE = make_scorer("jpeg_incompressibility")

@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 import torch
+from scenes import CHANGES, DEGRADATIONS, changed_renders, true_renders
+
 from mixgrpo.backend.files import StorageError, load_metadata, load_tensors, save_tensors
 from mixgrpo.backend.rewards import HELD_OUT, BatchError, Scorer, make_scorer
 from mixgrpo.backend.rewards.scene import is_right
@@ -11,7 +13,6 @@ from mixgrpo.backend.starter import world
 from mixgrpo.backend.starter.judge import CLASSES, WEIGHTS, HeldOutJudge, JudgeNetwork, stated_classes, train_judge
 from mixgrpo.backend.starter.judge_scenes import JudgeScenes, draw_no_scene
 from mixgrpo.backend.starter.latents import fit_code
-from scenes import CHANGES, DEGRADATIONS, changed_renders, true_renders
 
 CAPTION = "a red square on a white background"
 shipped = pytest.mark.skipif(not WEIGHTS.exists(), reason="the starter's weights are not laid out")
@@ -49,6 +50,15 @@ def test_batches_are_a_function_of_seed_and_step(folder):
     assert pictures.shape == (20, 3, 64, 64) and pictures.min() >= 0 and pictures.max() <= 1
     assert well_formed.sum() == 14 and rows.max() < 30
     assert torch.equal(scenes.batch(5, 20)[0], pictures) and not torch.equal(scenes.batch(6, 20)[0], pictures)
+
+
+def test_only_pictures_that_show_their_caption_are_called_well_formed(folder):
+    scenes = JudgeScenes(folder / "latent_code.safetensors", 100, seed=0)
+    pictures, rows, well_formed = scenes.batch(0, 200)
+    right = make_scorer("scene_accuracy").score(pictures, [scenes.captions[row] for row in rows])
+    bent = slice(140, 164)
+    assert right[well_formed].mean() > 0.5
+    assert right[~well_formed].mean() < 0.1 and right[bent].mean() < 0.1
 
 
 def test_pictures_that_are_no_scenes_are_none():

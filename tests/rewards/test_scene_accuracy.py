@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 import torch
+from PIL import Image
+from scenes import BACKGROUNDS, CHANGES, DEGRADATIONS, changed_renders, polygon, to_images, true_renders
+
 from mixgrpo.backend.rewards import make_scorer
 from mixgrpo.backend.rewards.scene import facts_found
 from mixgrpo.backend.rewards.scene_reader import read_scenes
 from mixgrpo.backend.starter import world
-from PIL import Image
-from scenes import BACKGROUNDS, CHANGES, DEGRADATIONS, changed_renders, polygon, to_images, true_renders
 
 CAPTION = "a red square on a white background"
 SCORER = make_scorer("scene_accuracy")
@@ -51,6 +52,10 @@ DEFORMED = {
     "trapezium": [(-0.5, -1), (0.5, -1), (1.1, 1), (-1.1, 1)],
     "horseshoe": [(-0.9, -0.9), (0.9, -0.9), (0.9, 0.9), (0.4, 0.9), (0.4, -0.4), (-0.4, -0.4), (-0.4, 0.9), (-0.9, 0.9)],
     "star": [(r * np.sin(a * np.pi / 5), -r * np.cos(a * np.pi / 5)) for a, r in enumerate([1.2, 0.55] * 5)],
+    "square with round sides": [
+        (np.sign(np.cos(a)) * abs(np.cos(a)) ** 0.57, np.sign(np.sin(a)) * abs(np.sin(a)) ** 0.57)
+        for a in np.linspace(0, 2 * np.pi, 80)
+    ],
     "ellipse": [(1.2 * np.cos(a), 0.85 * np.sin(a)) for a in np.linspace(0, 2 * np.pi, 60)],
 }
 
@@ -173,6 +178,9 @@ def test_other_sizes_are_resized():
     for size in (32, 96, 128, 256):
         image = to_images([scene.resize((size, size), Image.Resampling.BICUBIC)])
         assert SCORER.score(image, ["a red circle above a blue square on a white background"]).item() == 1, size
+    large = image.repeat_interleave(2, 2).repeat_interleave(2, 3)
+    noisy = (large + 0.4 * torch.randn(large.shape, generator=torch.Generator().manual_seed(0))).clamp(0, 1)
+    assert SCORER.score(noisy, ["a red circle above a blue square on a white background"]).item() == 1, "every pixel counts"
 
 
 def test_value_does_not_depend_on_the_batch():

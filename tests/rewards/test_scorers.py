@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from mixgrpo.backend.rewards import HELD_OUT, SCORERS, BatchError, Scorer, ScorerError, make_scorer
 from mixgrpo.backend.rewards.base import register
 

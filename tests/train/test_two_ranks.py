@@ -46,9 +46,10 @@ def test_the_reduced_gradient_is_that_of_one_rank(out, number):
 
 def test_parameters_are_sharded_and_equal_on_all_ranks_after_every_update(out):
     first, second = facts(out, 0), facts(out, 1)
-    assert len(set(first["hashes"])) == 4 and first["hashes"] == second["hashes"]
+    assert len(set(first["hashes"])) == 2 and first["hashes"] == second["hashes"]
     whole = [2 * rows for rows, *_ in first["shards"][0]]
     assert [a[0] + b[0] for a, b in zip(first["shards"][0], second["shards"][0], strict=True)] == whole
+    assert first["hashes"][-1] == RunFolder(out / "straight").iterations()[0]["adapter_hash"]
     assert first["threads"] == 1
 
 
@@ -59,7 +60,7 @@ def test_a_run_of_two_ranks_repeats_one_ranks_numbers(out, tmp_path):
     assert [event["window"] for event in two] == [event["window"] for event in one]
     for ours, theirs in zip(two, one, strict=True):
         assert ours["gradient_norm"] == pytest.approx(theirs["gradient_norm"], rel=1e-2)
-    assert two[0]["scores"] == one[0]["scores"]
+    assert two[0]["scores"]["jpeg_compressibility"] == pytest.approx(one[0]["scores"]["jpeg_compressibility"], rel=1e-3)
     start = RunFolder(out / "straight").events()[0]
     assert start["event"] == "start" and start["ranks"] == 2
 
@@ -69,15 +70,14 @@ def test_two_ranks_stopped_and_continued_repeat_themselves_bit_for_bit(out):
     assert numbers(stopped.iterations()) == numbers(straight.iterations())
     assert lora_bytes(out / "stopped") == lora_bytes(out / "straight")
     assert [event["from_iteration"] for event in stopped.events() if event["event"] == "start"] == [0, 1]
-    adapter = load_lora(stopped.lora_file("mixgrpo", 3), load_starter().transformer)
+    adapter = load_lora(stopped.lora_file("mixgrpo", 2), load_starter().transformer)
     assert (adapter.rank, adapter.alpha) == (2, 4.0)
     assert adapter_hash(adapter.tensors) == straight.iterations()[-1]["adapter_hash"]
 
 
-def test_one_rank_continues_what_two_began_and_says_so(out, tmp_path):
-    spec = job(**STRAIGHT | {"iterations": 4})
-    events = run(out / "straight", spec)
-    assert [event["iteration"] for event in events] == [1, 2, 3, 4]
+def test_one_rank_continues_what_two_began_and_says_so(out):
+    events = run(out / "straight", job(**STRAIGHT | {"iterations": 3}))
+    assert [event["iteration"] for event in events] == [1, 2, 3]
     changed = [event for event in RunFolder(out / "straight").events() if event["event"] == "layout_changed"]
     assert [(event["was"]["ranks"], event["now"]["ranks"]) for event in changed] == [(2, 1)]
 

@@ -1,0 +1,19 @@
+"""The socket types of our own, and what travels on them. All payloads are frozen.
+
+Upper case only: comfy-cli takes a type with a lower-case letter for a widget and shifts every later value.
+"""
+
+from __future__ import annotations
+
+from comfy_api.latest import io
+
+CATEGORY = "MixGRPO"
+
+ModelReference = io.Custom("MIXGRPO_MODEL")
+"""A :class:`~..backend.specs.ModelSpec`: which base model a trainer loads. The MODEL socket's weights never travel to it."""
+
+Rewards = io.Custom("MIXGRPO_REWARDS")
+"""A tuple of :class:`~..backend.specs.RewardSpec`, one per scorer."""
+
+TrajectoryType = io.Custom("MIXGRPO_TRAJECTORY")
+"""A :class:`~..backend.flow.rollout.Trajectory` on the CPU: window latents, means, stds and log-probabilities."""

@@ -1,0 +1,147 @@
+"""A real ComfyUI server with the pack in it under two names, and graphs run over its HTTP API."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+import uuid
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file
+from torch import Tensor
+
+ROOT = Path(__file__).parents[2]
+PACK_NAMES = ("comfyui-mixgrpo", "MixGRPO für ComfyUI ✓ 1.2")  # twice, once under a name that is no Python name
+_PARTS = ("__init__.py", "nodes", "backend", "web", "workflows", "requirements.txt", "pyproject.toml")
+_START_SECONDS = 300
+
+
+def copy_pack(folder: Path, weights: Path) -> Path:
+    """Copy what ComfyUI needs of the project, with the starter's ``weights``, into ``folder``, where nothing can be written."""
+    folder.mkdir(parents=True)
+    ignore = shutil.ignore_patterns("__pycache__", "weights")
+    for part in _PARTS:
+        source = ROOT / part
+        if source.is_dir():
+            shutil.copytree(source, folder / part, ignore=ignore)
+        else:
+            shutil.copy(source, folder)
+    shutil.copytree(weights, folder / "backend" / "starter" / "weights")
+    for entry in (folder, *folder.rglob("*")):
+        entry.chmod(0o555 if entry.is_dir() else 0o444)
+    return folder
+
+
+class GraphError(AssertionError):
+    """A graph that ComfyUI refused or that failed; the message is ComfyUI's."""
+
+
+class GraphServer:
+    """``main.py --cpu`` on a free loopback port, with a base directory of its own."""
+
+    def __init__(self, comfyui: Path, base: Path, weights: Path):
+        self.base, self._log_path = base, base / "server.log"
+        for name in ("models", "custom_nodes", "input", "output", "temp", "user"):
+            (base / name).mkdir(parents=True, exist_ok=True)
+        self.packs = [copy_pack(base / "custom_nodes" / name, weights) for name in PACK_NAMES]
+        self.url = f"http://127.0.0.1:{_free_port()}"
+        command = [
+            sys.executable, "main.py", "--cpu", "--base-directory", str(base), "--port", self.url.rsplit(":", 1)[1],
+            "--disable-api-nodes", "--disable-auto-launch", "--database-url", "sqlite:///:memory:",
+            "--preview-method", "latent2rgb",
+        ]  # fmt: skip
+        # python puts no bytecode beside the sources, so that every new file is the pack's own doing
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "HF_HUB_OFFLINE": "1"}
+        with open(self._log_path, "wb") as log:
+            self._process = subprocess.Popen(command, cwd=comfyui, env=environment, stdout=log, stderr=subprocess.STDOUT)
+        self._wait_until_up()
+
+    @property
+    def log(self) -> str:
+        """Everything the server has printed."""
+        return self._log_path.read_text(encoding="utf-8", errors="replace")
+
+    def _wait_until_up(self) -> None:
+        end = time.monotonic() + _START_SECONDS
+        while time.monotonic() < end:
+            if self._process.poll() is not None:
+                raise RuntimeError(f"ComfyUI ended with code {self._process.returncode} while it started:\n{self.log[-3000:]}")
+            try:
+                self.get("/system_stats")
+                return
+            except OSError:
+                time.sleep(0.3)
+        self.close()
+        raise RuntimeError(f"ComfyUI did not answer within {_START_SECONDS} s:\n{self.log[-3000:]}")
+
+    def close(self) -> None:
+        """Stop the server."""
+        self._process.terminate()
+        try:
+            self._process.wait(20)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def fetch(self, path: str, body: dict[str, Any] | None = None) -> bytes:
+        """GET, or POST when there is a body."""
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"} if data else {})
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return answer.read()
+
+    def get(self, path: str) -> Any:
+        """GET, parsed as JSON."""
+        return json.loads(self.fetch(path))
+
+    def queue(self, graph: dict[str, Any]) -> str:
+        """Queue a graph in the API format; returns its id.
+
+        Raises:
+            GraphError: ComfyUI does not accept it.
+        """
+        try:
+            return json.loads(self.fetch("/prompt", {"prompt": graph, "client_id": uuid.uuid4().hex}))["prompt_id"]
+        except urllib.error.HTTPError as refused:
+            raise GraphError(refused.read().decode()) from None
+
+    def wait(self, prompt_id: str, seconds: float = 120) -> dict[str, Any]:
+        """The history of a graph, once it has finished, failed or been interrupted."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            history = self.get(f"/history/{prompt_id}")
+            if prompt_id in history:
+                return history[prompt_id]
+            time.sleep(0.05)
+        raise GraphError(f"the graph was not done after {seconds} s:\n{self.log[-3000:]}")
+
+    def run(self, graph: dict[str, Any]) -> dict[str, Any]:
+        """Run a graph; returns its ``ui`` outputs by node id.
+
+        Raises:
+            GraphError: the graph was refused or failed, with the sentence that the user sees.
+        """
+        history = self.wait(self.queue(graph))
+        for name, message in history["status"]["messages"]:
+            if name == "execution_error":
+                raise GraphError(f"{message['node_type']}: {message['exception_message'].strip()}")
+        return history["outputs"]
+
+    def latent(self, outputs: dict[str, Any], node: str) -> Tensor:
+        """What a SaveLatent node of the graph wrote."""
+        saved = outputs[node]["latents"][0]
+        return load_file(self.base / "output" / saved["subfolder"] / saved["filename"])["latent_tensor"]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
