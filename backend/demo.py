@@ -74,7 +74,7 @@ def run_demo(out: Path, iterations: int | None, pairs: int, seed: int) -> dict[s
     summary = {
         "held_out": numbers,
         "seconds": round(time.monotonic() - started, 1),
-        "replay_max": max(max(event["replay"].values()) for event in events),
+        "replay_max": max(gap for event in events for gap in (*event["replay"].values(), *event.get("replay_gate", {}).values())),
         "guidance": spec.sampling.guidance,
         "iterations": spec.iterations,
         "lora": str(shown.absolute()),

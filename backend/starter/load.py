@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from diffusers import AutoencoderTiny, SD3Transformer2DModel
 from transformers import CLIPTextModelWithProjection, PreTrainedTokenizerFast
+from transformers.utils import logging as transformers_logging
 
 from ..files import load_tensors
 from ..models.base import ModelError
@@ -26,6 +29,18 @@ def load_vae(path: Path = VAE_FILE) -> AutoencoderTiny:
     return model.float().eval().requires_grad_(False)
 
 
+@contextmanager
+def _no_bar() -> Iterator[None]:
+    """Without transformers' progress bar, which outlives the 40 milliseconds it measures."""
+    shown = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            transformers_logging.enable_progress_bar()
+
+
 def load_starter(device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32, folder: Path = WEIGHTS) -> SD3:
     """The starter as an :class:`~mixgrpo.backend.models.sd3.SD3`; the files hold float16, ``dtype`` is what it computes in.
 
@@ -38,7 +53,8 @@ def load_starter(device: str | torch.device = "cpu", dtype: torch.dtype = torch.
             "python -m mixgrpo.backend.starter.make"
         )
     transformer = SD3Transformer2DModel.from_pretrained(folder / "transformer", torch_dtype=dtype, local_files_only=True)
-    encoder = CLIPTextModelWithProjection.from_pretrained(folder / "text_encoder", dtype=torch.float32, local_files_only=True)
+    with _no_bar():
+        encoder = CLIPTextModelWithProjection.from_pretrained(folder / "text_encoder", dtype=torch.float32, local_files_only=True)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder / "tokenizer", local_files_only=True)
     decoder = load_vae(folder / "vae" / VAE_FILE.name)
     for module in (transformer, encoder, decoder):

@@ -108,7 +108,8 @@ class Trainer:
             adapter.load_optimizer(self.optimizer, self.parameters, resume.optimizer)
         self.counter = RowCounter(transformer)
         self.seconds: dict[str, float] = {}
-        self._replay_checked = False
+        self.gate: dict[str, float] | None = None
+        """What the replay gate saw before the first update of this process, over all ranks."""
 
     def checkpoint(self) -> Checkpoint:
         """Everything that continuing needs (a collective call: every rank must make it)."""
@@ -140,11 +141,10 @@ class Trainer:
         batch = self.collect()
         if on_rollout:
             on_rollout(batch)
-        if not self._replay_checked:
-            self.check_whole_replay(batch)
+        gate = None if self.gate else self.check_whole_replay(batch)
         updates = [self.update(batch, number) for number in range(self.spec.optimizer.updates_per_rollout)]
         self.iteration += 1
-        return self._report(batch, updates)
+        return self._report(batch, updates) | ({"replay_gate": gate} if gate else {})
 
     # ------------------------------------------------------------------ rollout
 
@@ -256,7 +256,7 @@ class Trainer:
         self.ranks.require_equal(digest, "the adapter")
         return numbers | {"gradient_norm": norm, "adapter_hash": digest}
 
-    def check_whole_replay(self, batch: Rollout) -> None:
+    def check_whole_replay(self, batch: Rollout) -> dict[str, float]:
         """The replay gate over every stored step and sample, before the first update of this process."""
         trajectory, gap = batch.trajectory, ReplayGap(0.0, 0.0)
         everyone = torch.arange(len(trajectory.final))
@@ -264,8 +264,8 @@ class Trainer:
             for index in range(len(trajectory.means)):
                 for part in self._calls(everyone):
                     gap = gap.worst(replay_gap(trajectory, index, part, self._replay(batch, index, part)))
-        self._enforce_replay(gap)
-        self._replay_checked = True
+        self.gate = self._enforce_replay(gap)
+        return self.gate
 
     def _replay(self, batch: Rollout, index: int, members: torch.Tensor) -> torch.Tensor:
         owners = batch.prompts[replay_groups(batch.trajectory, index, members)]
@@ -277,9 +277,10 @@ class Trainer:
         doubled = 1 if self.spec.sampling.guidance == 1 else 2
         return list(members.split(max(1, self.spec.rows_per_call // (each * doubled)) * each))
 
-    def _enforce_replay(self, gap: ReplayGap) -> None:
+    def _enforce_replay(self, gap: ReplayGap) -> dict[str, float]:
         worst = self.ranks.largest({"mean_gap": gap.mean_gap, "log_prob_gap": gap.log_prob_gap})
         check_replay(ReplayGap(**worst), arithmetic(self.spec.model), self.spec.optimizer.clip_range)
+        return worst
 
     # ------------------------------------------------------------------ numbers
 
