@@ -1,19 +1,17 @@
-"""The command line: ``mixgrpo demo | train | sample``."""
+"""The command line: ``mixgrpo demo | train | sample | serve | jobs``."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from .console import console
 from .errors import MixGRPOError
-
-app = typer.Typer(
-    help="MixGRPO: align flow-matching image models with what you like.", no_args_is_help=True, add_completion=False
-)
+from .server import commands
 
 
 class _Refusals:
@@ -27,6 +25,24 @@ class _Refusals:
             console.print(f"[bold red]error[/] {type(error).__name__}: ", end="")
             console.print(str(error), markup=False, soft_wrap=True)
             raise typer.Exit(1)
+
+
+class _Commands(TyperGroup):
+    """All commands, every one with its refusals shown like that."""
+
+    def invoke(self, context: typer.Context) -> Any:
+        with _Refusals():
+            return super().invoke(context)
+
+
+app = typer.Typer(
+    cls=_Commands,
+    help="MixGRPO: align flow-matching image models with what you like.",
+    no_args_is_help=True,
+    add_completion=False,
+)
+app.command()(commands.serve)
+app.add_typer(commands.jobs, name="jobs")
 
 
 @app.command()

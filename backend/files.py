@@ -9,13 +9,14 @@ import shutil
 import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
 
 from .errors import MixGRPOError
+
+if TYPE_CHECKING:  # the server writes files too, and starts without PyTorch
+    import torch
 
 _PART = ".part"
 
@@ -68,6 +69,8 @@ def remove_leftovers(folder: Path) -> None:
 
 def save_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None) -> Path:
     """Write a safetensors file atomically. ``metadata`` values are strings, as the format demands."""
+    from safetensors.torch import save_file
+
     contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     return write_atomically(path, lambda temporary: save_file(contiguous, temporary, dict(metadata or {})))
 
@@ -78,6 +81,8 @@ def load_tensors(path: Path) -> dict[str, torch.Tensor]:
     Raises:
         StorageError: the file is missing, truncated, or not safetensors (a pickle, for example).
     """
+    from safetensors.torch import load_file
+
     path = Path(path)
     if not path.is_file():
         raise StorageError(f"{path} does not exist; check the name, or run the step that writes it")
@@ -115,6 +120,8 @@ def load_json(path: Path) -> Any:
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
     """The optimiser's state as flat tensors named ``{parameter index}.{field}``."""
+    import torch
+
     return {
         f"{index}.{field}": value if isinstance(value, torch.Tensor) else torch.tensor(value)
         for index, fields in optimizer.state_dict()["state"].items()

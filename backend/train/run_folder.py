@@ -1,7 +1,8 @@
 """The folder of one run: its job, its events, its checkpoints, its LoRAs.
 
 ``spec.json`` is the job; ``events.jsonl`` only grows, and every line carries the attempt that wrote it; ``checkpoints/``
-holds pairs of a safetensors file and the JSON that, written last, declares it complete; ``lora/`` what graphs load.
+holds pairs of a safetensors file and the JSON that, written last, declares it complete; ``lora/`` what graphs load;
+``control``, while it is there, asks the run to pause or to end.
 """
 
 from __future__ import annotations
@@ -11,15 +12,20 @@ import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-import torch
 from filelock import FileLock, Timeout
 
 from ..errors import MixGRPOError
-from ..files import StorageError, load_json, load_tensors, remove_leftovers, save_json, save_tensors
+from ..files import StorageError, load_json, load_tensors, remove_leftovers, save_json, save_tensors, write_atomically
 from ..specs import TrainSpec
 from ..specs.job import parse_job
+
+if TYPE_CHECKING:
+    import torch
+
+Request = Literal["pause", "cancel"]
+"""What a run can be asked while it trains."""
 
 
 class RunError(MixGRPOError):
@@ -43,6 +49,7 @@ class RunFolder:
         self.path = Path(path).absolute()
         self.attempt = 1
         self._lock = FileLock(self.path / ".lock")
+        self._control = self.path / "control"
 
     def lora_file(self, name: str, iteration: int) -> Path:
         """Where the LoRA of an iteration is; a new name for every checkpoint, since ComfyUI caches LoRAs by name."""
@@ -83,6 +90,22 @@ class RunFolder:
         save_json(file, spec.model_dump(mode="json"))
         self.attempt = 1 + sum(event["event"] == "start" for event in self.events())
         return spec
+
+    def request(self, what: Request) -> None:
+        """Ask whoever trains here to stop, through a file that it reads between its phases; the latest request counts."""
+        write_atomically(self._control, lambda temporary: temporary.write_text(what, encoding="ascii"))
+
+    def requested(self) -> Request | None:
+        """What this run was asked, if anything."""
+        try:
+            word = self._control.read_text(encoding="utf-8").strip()
+        except FileNotFoundError:
+            return None
+        return word if word in get_args(Request) else None
+
+    def withdraw_request(self) -> None:
+        """Forget what was asked: it has been done, or the run begins anew."""
+        self._control.unlink(missing_ok=True)
 
     def events(self) -> list[dict[str, Any]]:
         """All events ever written, of all attempts, in order; a last line cut short by a kill is passed over."""

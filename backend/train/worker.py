@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,28 +19,44 @@ from ..pictures import contact_sheet, save_picture
 from ..specs import TrainSpec
 from ..specs.job import parse_job
 from .ranks import Ranks
-from .run_folder import Checkpoint, RunError, RunFolder
+from .run_folder import Checkpoint, Request, RunError, RunFolder
 from .trainer import Rollout, Trainer
 
 Report = Callable[[dict[str, Any], float], None]
 """Called with an iteration's numbers and the seconds left."""
 
+Asked = Callable[[], Request | None]
+"""Tells what the run has been asked meanwhile; called between phases, on the first rank only."""
 
-def train(folder: Path, spec: TrainSpec, report: Report = lambda numbers, left: None) -> Path:
+
+class Stopped(MixGRPOError):
+    """The run was asked to stop; what it has trained until a pause is saved."""
+
+    def __init__(self, request: Request):
+        super().__init__(f"the run was asked to {request}; the same job again continues from its last checkpoint")
+        self.request = request
+
+
+def train(
+    folder: Path, spec: TrainSpec, report: Report = lambda numbers, left: None, asked: Asked | None = None
+) -> Path:
     """Train the job to its last iteration, continuing from the newest checkpoint, and return the LoRA's path.
 
     A run that has already come so far is not trained further; its finished LoRA is returned.
+
+    Raises:
+        Stopped: ``asked`` (by default the run folder's control file) said so. A pause saves a checkpoint first.
     """
     run, ranks = RunFolder(folder), Ranks.join()
     if ranks.first:
         run.lock()
     try:
-        return _train(run, spec, ranks, report)
+        return _train(run, spec, ranks, report, asked or run.requested)
     finally:
         run.unlock()
 
 
-def _train(run: RunFolder, spec: TrainSpec, ranks: Ranks, report: Report) -> Path:
+def _train(run: RunFolder, spec: TrainSpec, ranks: Ranks, report: Report, asked: Asked) -> Path:
     if ranks.first:
         run.open(spec)
     ranks.barrier()
@@ -61,24 +79,62 @@ def _train(run: RunFolder, spec: TrainSpec, ranks: Ranks, report: Report) -> Pat
             _export(run, trainer, resume, base)  # a kill may have come between the checkpoint and its LoRA
             if resume.layout != trainer.layout:
                 run.append("layout_changed", was=resume.layout, now=trainer.layout, bit_equal=False)
-    started, first = time.monotonic(), trainer.iteration
-    while trainer.iteration < spec.iterations:
-        due = (trainer.iteration + 1) % spec.checkpoint_every == 0 or trainer.iteration + 1 == spec.iterations
-        numbers = trainer.train_iteration(
-            lambda batch, due=due: _save_samples(run, trainer, batch) if ranks.first and due else None
-        )
-        left = (time.monotonic() - started) / (trainer.iteration - first) * (spec.iterations - trainer.iteration)
-        checkpoint = trainer.checkpoint() if due else None
-        if ranks.first:
-            run.append("iteration", seconds_left=round(left, 1), **numbers)
-            report(numbers, left)
-            if checkpoint is not None:  # the checkpoint first: what a LoRA is named after can always be continued
-                run.save_checkpoint(checkpoint, spec.identity(), base, spec.keep_checkpoints)
-                _export(run, trainer, checkpoint, base)
+    try:
+        _iterate(run, trainer, base, report, asked)
+    except Stopped as stop:
+        _stop(run, trainer, base, stop.request)
+        raise
     if ranks.first:
         run.append("done", iteration=trainer.iteration, lora=finished.name)
     ranks.barrier()
     return finished
+
+
+def _iterate(run: RunFolder, trainer: Trainer, base: str, report: Report, asked: Asked) -> None:
+    spec, ranks = trainer.spec, trainer.ranks
+    started, first = time.monotonic(), trainer.iteration
+
+    def between_phases(batch: Rollout, due: bool) -> None:
+        if ranks.first and due:
+            _save_samples(run, trainer, batch)
+        _obey(ranks, asked)  # the adapter is still what it was before the iteration, which a continuation repeats
+
+    while trainer.iteration < spec.iterations:
+        _obey(ranks, asked)
+        due = (trainer.iteration + 1) % spec.checkpoint_every == 0 or trainer.iteration + 1 == spec.iterations
+        numbers = trainer.train_iteration(lambda batch, due=due: between_phases(batch, due))
+        left = (time.monotonic() - started) / (trainer.iteration - first) * (spec.iterations - trainer.iteration)
+        if ranks.first:
+            run.append("iteration", seconds_left=round(left, 1), **numbers)
+            report(numbers, left)
+        if due:
+            _save(run, trainer, base)
+
+
+def _obey(ranks: Ranks, asked: Asked) -> None:
+    """Raise :class:`Stopped` on every rank when the first one is asked to stop."""
+    codes: dict[Request | None, float] = {None: 0.0, "pause": 1.0, "cancel": 2.0}
+    code = ranks.largest({"request": codes[asked()] if ranks.first else 0.0})["request"]
+    for request in codes:
+        if request is not None and codes[request] == code:
+            raise Stopped(request)
+
+
+def _stop(run: RunFolder, trainer: Trainer, base: str, request: Request) -> None:
+    if request == "pause" and trainer.iteration > 0:
+        _save(run, trainer, base)
+    if trainer.ranks.first:
+        run.append({"pause": "paused", "cancel": "cancelled"}[request], iteration=trainer.iteration)
+        run.withdraw_request()
+    trainer.ranks.barrier()
+
+
+def _save(run: RunFolder, trainer: Trainer, base: str) -> None:
+    """Save the present iteration's checkpoint and LoRA (a collective call)."""
+    checkpoint, spec = trainer.checkpoint(), trainer.spec
+    if trainer.ranks.first:  # the checkpoint first: what a LoRA is named after can always be continued
+        run.save_checkpoint(checkpoint, spec.identity(), base, spec.keep_checkpoints)
+        _export(run, trainer, checkpoint, base)
 
 
 def _export(run: RunFolder, trainer: Trainer, checkpoint: Checkpoint, base: str) -> None:
@@ -116,17 +172,38 @@ def _save_samples(run: RunFolder, trainer: Trainer, batch: Rollout) -> None:
     save_picture(run.path / "samples" / f"iteration_{trainer.iteration + 1:06d}.png", sheet)
 
 
+def _supervised(run: RunFolder) -> Asked:
+    """What the control file says, and a pause once standard input ends: then the server that started this is gone."""
+    gone = threading.Event()
+
+    def wait() -> None:
+        while os.read(0, 1):
+            pass
+        gone.set()
+
+    threading.Thread(target=wait, daemon=True).start()
+    return lambda: run.requested() or ("pause" if gone.is_set() else None)
+
+
 def main(arguments: list[str]) -> None:
-    """Entry point of a worker process: the job is the folder's own ``spec.json``."""
-    if len(arguments) != 1:
-        sys.exit("give one run folder")
-    folder = Path(arguments[0])
+    """Entry point of a worker process: the job is the folder's own ``spec.json``.
+
+    With ``--supervised`` the run pauses when standard input ends. Being asked to stop is no failure: the exit code is 0.
+    """
+    supervised = "--supervised" in arguments
+    folders = [argument for argument in arguments if argument != "--supervised"]
+    if len(folders) != 1:
+        sys.exit("give one run folder, and --supervised or nothing")
+    folder = Path(folders[0])
 
     def report(numbers: dict[str, Any], left: float) -> None:
         print(f"iteration {numbers['iteration']}  {describe(numbers)}  {left / 60:.1f} min left", flush=True)
 
+    asked = _supervised(RunFolder(folder)) if supervised else None
     try:
-        train(folder, parse_job(load_json(folder / "spec.json")), report)
+        train(folder, parse_job(load_json(folder / "spec.json")), report, asked)
+    except Stopped as stop:
+        print(stop, flush=True)
     except MixGRPOError as error:
         sys.exit(f"{type(error).__name__}: {error}")
     finally:

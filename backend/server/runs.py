@@ -1,0 +1,193 @@
+"""Run folders as the server sees them: it reads events, LoRAs and samples, and never leaves the folder."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import MixGRPOError
+from .store import UnknownJob
+
+_JOB_ID = re.compile(r"[0-9a-f]{16}")
+_FILES = {
+    "lora": re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*_(\d{6})\.safetensors"),
+    "samples": re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*_(\d{6})\.png"),
+}
+_MEBIBYTE = 2**20
+
+
+class UnknownFile(MixGRPOError):
+    """A run has no such artifact."""
+
+
+def job_id(text: str) -> str:
+    """The id itself if it can be one; raises :class:`UnknownJob` for anything else, so that it is safe as a folder's name."""
+    if not _JOB_ID.fullmatch(text):
+        raise UnknownJob(f"{text[:64]!r} is no job's id; an id has 16 hexadecimal digits")
+    return text
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A file that a run offers."""
+
+    kind: str
+    name: str
+    iteration: int
+    size: int
+    sha256: str
+
+
+class Run:
+    """What one run folder holds. Event lines already read are kept, since the file only grows."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.offset = 0
+        self.last_event: dict[str, Any] | None = None
+        self._iterations: dict[int, dict[str, Any]] = {}
+        self._digests: dict[tuple[str, int, int], str] = {}
+
+    # ------------------------------------------------------------------ events
+
+    def events_after(self, offset: int) -> tuple[list[dict[str, Any]], int]:
+        """Whole events from a byte offset of the log on (at most about a mebibyte), and the offset to ask from next."""
+        try:
+            with open(self.path / "events.jsonl", "rb") as file:
+                file.seek(offset)
+                text = file.read(_MEBIBYTE)
+        except FileNotFoundError:
+            return [], offset
+        whole = text[: text.rfind(b"\n") + 1]
+        events = [event for event in map(_event, whole.splitlines()) if event is not None]
+        return events, offset + len(whole)
+
+    def refresh(self) -> None:
+        """Read the events that came since the last call."""
+        while True:
+            events, offset = self.events_after(self.offset)
+            if offset == self.offset:
+                return
+            self.offset = offset
+            for event in events:
+                self._take(event)
+
+    def _take(self, event: dict[str, Any]) -> None:
+        self.last_event = event
+        if event["event"] == "start":  # a later attempt repeats what came after its checkpoint
+            until = event["from_iteration"]
+            self._iterations = {number: kept for number, kept in self._iterations.items() if number <= until}
+        elif event["event"] == "iteration":
+            self._iterations[event["iteration"]] = event
+
+    @property
+    def iteration(self) -> int:
+        """The last iteration that was trained, as far as :meth:`refresh` has read."""
+        return max(self._iterations, default=0)
+
+    def summary(self, spec: dict[str, Any]) -> dict[str, Any]:
+        """The run so far: a curve (mixed reward and mean scores by iteration), seconds, the best LoRA's iteration."""
+        weights = {reward["scorer"]: reward["weight"] for reward in spec["rewards"]}
+        rows = [self._iterations[number] for number in sorted(self._iterations)]
+        curve = {
+            "iteration": [row["iteration"] for row in rows],
+            "reward": [_mixed(row["scores"], weights) for row in rows],
+            "scores": {name: [row["scores"][name]["mean"] for row in rows] for name in (rows[0]["scores"] if rows else {})},
+        }
+        return {
+            "curve": curve,
+            "seconds": round(sum(sum(row["seconds"].values()) for row in rows), 3),
+            "seconds_left": rows[-1]["seconds_left"] if rows else None,
+            "best": self._best(dict(zip(curve["iteration"], curve["reward"], strict=True))),
+        }
+
+    def _best(self, rewards: dict[int, float | None]) -> int | None:
+        """The LoRA whose iterations, since the one before it, had the highest mean reward."""
+        means, since = {}, 0
+        for iteration in sorted(self.loras()):
+            seen = [rewards[number] for number in range(since + 1, iteration + 1) if rewards.get(number) is not None]
+            means |= {iteration: sum(seen) / len(seen)} if seen else {}
+            since = iteration
+        return max(means, key=lambda iteration: (means[iteration], iteration), default=None)
+
+    # ------------------------------------------------------------------ files
+
+    def loras(self) -> dict[int, Path]:
+        """The LoRA files by iteration; of two names for one iteration, which hold the same numbers, the first."""
+        return {number: file for number, file in reversed(self._listed("lora"))}
+
+    def reached(self) -> int:
+        """The iteration of the newest complete checkpoint."""
+        markers = sorted((self.path / "checkpoints").glob("iteration_*.json"))
+        return int(markers[-1].stem.removeprefix("iteration_")) if markers else 0
+
+    def artifacts(self) -> list[dict[str, Any]]:
+        """All files on offer, with their checksums (computed once per file)."""
+        return [
+            asdict(Artifact(kind, file.name, iteration, file.stat().st_size, self.digest(file)))
+            for kind in _FILES
+            for iteration, file in self._listed(kind)
+        ]
+
+    def file(self, kind: str, name: str) -> Path:
+        """A file on offer by kind and name; raises :class:`UnknownFile` for anything that is not one of them."""
+        pattern = _FILES.get(kind)
+        if pattern is None or not pattern.fullmatch(name):
+            raise UnknownFile(f"{kind[:32]}/{name[:96]} is no artifact's name; ask for the job's artifacts to see all")
+        file, folder = self.path / kind / name, (self.path / kind).resolve()
+        if not file.is_file() or file.resolve().parent != folder or folder.parent != self.path.resolve():
+            raise UnknownFile(f"the job has no {kind}/{name}; ask for the job's artifacts to see all")
+        return file
+
+    def digest(self, file: Path) -> str:
+        """SHA-256 of a file, kept until it changes."""
+        status = file.stat()
+        key = (str(file), status.st_size, status.st_mtime_ns)
+        if key not in self._digests:
+            with open(file, "rb") as opened:
+                self._digests[key] = hashlib.file_digest(opened, "sha256").hexdigest()
+        return self._digests[key]
+
+    def _listed(self, kind: str) -> list[tuple[int, Path]]:
+        folder = self.path / kind
+        if not folder.is_dir():
+            return []
+        matches = ((_FILES[kind].fullmatch(file.name), file) for file in sorted(folder.iterdir()) if file.is_file())
+        return sorted((int(match.group(1)), file) for match, file in matches if match)
+
+    # ------------------------------------------------------------------ what the worker says
+
+    @property
+    def log(self) -> Path:
+        """Where a worker's standard output and error go."""
+        return self.path / "worker.log"
+
+    def last_words(self, offset: int, lines: int = 20) -> list[str]:
+        """The last lines in the log from a byte offset on; of a progress bar only its last state."""
+        try:
+            with open(self.log, "rb") as file:
+                file.seek(max(offset, file.seek(0, 2) - 16384))
+                text = file.read().decode("utf-8", "replace")
+        except FileNotFoundError:
+            return []
+        said = (line.rstrip("\r").rsplit("\r", 1)[-1].rstrip() for line in text.split("\n"))
+        return [line[:1000] for line in said if line][-lines:]
+
+
+def _event(line: bytes) -> dict[str, Any] | None:
+    """A line that a kill has cut short is passed over, as the run folder itself does."""
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return None
+    return event if isinstance(event, dict) and "event" in event else None
+
+
+def _mixed(scores: dict[str, dict[str, float | None]], weights: dict[str, float]) -> float | None:
+    means = [(scores[name]["mean"], weight) for name, weight in weights.items() if name in scores]
+    known = [mean * weight for mean, weight in means if mean is not None]
+    return sum(known) if known and len(known) == len(means) else None
