@@ -8,7 +8,6 @@ from diffusers import FluxTransformer2DModel, SD3Transformer2DModel
 from peft import LoraConfig, get_peft_model_state_dict, set_peft_model_state_dict
 from torch import nn
 
-from mixgrpo.backend import files
 from mixgrpo.backend.files import StorageError, load_metadata, load_tensors, save_tensors
 from mixgrpo.backend.models.lora_export import LoraFormatError, export_lora, load_lora
 from mixgrpo.backend.models.lora_keys import LoraFamilyError, LoraKeyError, key_table, sd3_keys
@@ -109,7 +108,7 @@ def test_a_full_disk_leaves_no_file_behind(transformer, adapter, tmp_path, monke
         path.write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(files, "save_file", full_disk)
+    monkeypatch.setattr("safetensors.torch.save_file", full_disk)
     with pytest.raises(StorageError, match="No space left"):
         export_lora(transformer, adapter, rank=4, alpha=4, path=tmp_path / "a.safetensors", metadata={})
     assert not list(tmp_path.iterdir())
