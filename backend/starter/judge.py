@@ -18,36 +18,17 @@ from ..rewards.base import check_batch, with_failures
 from ..rewards.scene import world_pictures
 from . import world
 from .judge_scenes import JudgeScenes
+from .world import CLASSES, stated_classes
 
 WEIGHTS = Path(__file__).parent / "weights" / "judge.safetensors"
-NONE = "none"
-CLASSES: dict[str, tuple[str, ...]] = {
-    "axis": world.AXES,
-    "background": tuple(world.BACKGROUNDS),
-    "first_colour": tuple(world.COLOURS),
-    "first_shape": world.SHAPES,
-    "second_colour": (*world.COLOURS, NONE),
-    "second_shape": (*world.SHAPES, NONE),
-}
 _WELL_FORMED = "well_formed"
 _BATCH = 256
-
-
-def stated_classes(layout: world.Layout) -> dict[str, int]:
-    """For every attribute the index of the class that a caption states; without a second shape its classes are "none"."""
-    second = layout.second or world.Thing(NONE, NONE)
-    stated = {
-        "axis": layout.axis, "background": layout.background,
-        "first_colour": layout.first.colour, "first_shape": layout.first.shape,
-        "second_colour": second.colour, "second_shape": second.shape,
-    }
-    return {name: CLASSES[name].index(value) for name, value in stated.items()}
 
 
 class JudgeNetwork(nn.Module):
     """Five convolutions and a hidden layer (under 150,000 parameters), with one linear head for every attribute.
 
-    Input: pictures (B, 3, 64, 64) in [0, 1]. Output: logits (B, classes) for every name in :data:`CLASSES`, and
+    Input: pictures (B, 3, 64, 64) in [0, 1]. Output: logits (B, classes) for every name in :data:`~.world.CLASSES`, and
     ``well_formed`` (B,): whether the picture is a scene of the world at all.
     """
 

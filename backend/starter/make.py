@@ -35,7 +35,7 @@ def _run(stage: str, folder: Path, seed: int, denoiser_steps: int) -> None:
     elif stage == "code" and not (folder / "latent_code.safetensors").exists():
         latents.fit_code(3000, seed).save(folder / "latent_code.safetensors")
     elif stage == "judge" and not (folder / "judge.safetensors").exists():
-        print(f"judges {judge.train_judge(folder, seed, _JUDGE_STEPS):.1%} of all attributes rightly")
+        print(f"judges {judge.train_judge(folder, seed, _JUDGE_STEPS):.1%} of true pictures right")
     elif stage == "vae":
         vae.train(folder, _VAE_STEPS, seed)
     elif stage == "denoiser":

@@ -89,21 +89,12 @@ def embed(
 
 
 def _targets(captions: list[str]) -> dict[str, torch.Tensor]:
-    """Class indices per attribute; a missing second shape is a class of its own."""
-    layouts = [world.parse_caption(caption) for caption in captions]
-    colours, shapes = list(world.COLOURS), list(world.SHAPES)
-    rows = {
-        "axis": [world.AXES.index(layout.axis) for layout in layouts],
-        "background": [list(world.BACKGROUNDS).index(layout.background) for layout in layouts],
-        "first_colour": [colours.index(layout.first.colour) for layout in layouts],
-        "first_shape": [shapes.index(layout.first.shape) for layout in layouts],
-        "second_colour": [colours.index(layout.second.colour) if layout.second else len(colours) for layout in layouts],
-        "second_shape": [shapes.index(layout.second.shape) if layout.second else len(shapes) for layout in layouts],
-    }
-    return {name: torch.tensor(row) for name, row in rows.items()}
+    """Class indices (captions,) per attribute."""
+    stated = [world.stated_classes(world.parse_caption(caption)) for caption in captions]
+    return {name: torch.tensor([classes[name] for classes in stated]) for name in world.CLASSES}
 
 
-_CLASSES = {"axis": 3, "background": 2, "first_colour": 4, "first_shape": 3, "second_colour": 5, "second_shape": 4}
+_CLASSES = {name: len(classes) for name, classes in world.CLASSES.items()}
 _READ_AT = {-2: ("first_colour", "first_shape"), -1: ("second_colour", "second_shape")}
 
 

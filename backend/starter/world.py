@@ -93,6 +93,32 @@ def parse_caption(caption: str) -> Layout:
     return Layout(axis, first, second, background)
 
 
+_NONE = "none"
+CLASSES: dict[str, tuple[str, ...]] = {
+    "axis": AXES,
+    "background": tuple(BACKGROUNDS),
+    "first_colour": tuple(COLOURS),
+    "first_shape": SHAPES,
+    "second_colour": (*COLOURS, _NONE),
+    "second_shape": (*SHAPES, _NONE),
+}
+"""What a caption states, attribute by attribute, as classes to be told apart."""
+
+
+def stated_classes(layout: Layout) -> dict[str, int]:
+    """For every attribute the index of the class that a caption states; without a second shape its classes are "none"."""
+    second = layout.second or Thing(_NONE, _NONE)
+    stated = {
+        "axis": layout.axis,
+        "background": layout.background,
+        "first_colour": layout.first.colour,
+        "first_shape": layout.first.shape,
+        "second_colour": second.colour,
+        "second_shape": second.shape,
+    }
+    return {name: CLASSES[name].index(value) for name, value in stated.items()}
+
+
 def single_captions() -> list[str]:
     """All 24 captions with one shape."""
     return [
