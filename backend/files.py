@@ -116,23 +116,3 @@ def load_json(path: Path) -> Any:
         return json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise StorageError(f"cannot read {path}: {error}") from error
-
-
-def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """The optimiser's state as flat tensors named ``{parameter index}.{field}``."""
-    import torch
-
-    return {
-        f"{index}.{field}": value if isinstance(value, torch.Tensor) else torch.tensor(value)
-        for index, fields in optimizer.state_dict()["state"].items()
-        for field, value in fields.items()
-    }
-
-
-def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Put back what :func:`optimizer_tensors` returned; hyper-parameters stay those of ``optimizer``."""
-    state: dict[int, dict[str, torch.Tensor]] = {}
-    for name, tensor in tensors.items():
-        index, field = name.split(".", 1)
-        state.setdefault(int(index), {})[field] = tensor
-    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from torch import nn
 
-from ..files import load_json, load_tensors, optimizer_tensors, restore_optimizer, save_json, save_tensors
+from ..files import load_json, load_tensors, save_json, save_tensors
 
 _EMA_DECAY = 0.999
 _WARM_UP = 200
@@ -29,7 +30,7 @@ class Stage:
             self.step = load_json(folder / "progress.json")["step"]
             model.load_state_dict(load_tensors(self.file("model")))
             self.ema = load_tensors(self.file("ema"))
-            restore_optimizer(optimizer, load_tensors(self.file("optimizer")))
+            _restore_optimizer(optimizer, load_tensors(self.file("optimizer")))
         self._started, self._first = time.monotonic(), self.step
         self._losses: list[float] = []
 
@@ -71,8 +72,26 @@ class Stage:
         previous = load_json(marker)["step"] if marker.exists() else self.step
         save_tensors(self.file("model"), self.model.state_dict())
         save_tensors(self.file("ema"), self.ema)
-        save_tensors(self.file("optimizer"), optimizer_tensors(self.optimizer))
+        save_tensors(self.file("optimizer"), _optimizer_tensors(self.optimizer))
         save_json(marker, {"step": self.step})
         if previous != self.step:
             for kind in ("model", "optimizer"):
                 self.file(kind, previous).unlink(missing_ok=True)
+
+
+def _optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    """The optimiser's state as flat tensors named ``{parameter index}.{field}``."""
+    return {
+        f"{index}.{field}": value if isinstance(value, torch.Tensor) else torch.tensor(value)
+        for index, fields in optimizer.state_dict()["state"].items()
+        for field, value in fields.items()
+    }
+
+
+def _restore_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Put back what :func:`_optimizer_tensors` returned; hyper-parameters stay those of ``optimizer``."""
+    state: dict[int, dict[str, torch.Tensor]] = {}
+    for name, tensor in tensors.items():
+        index, field = name.split(".", 1)
+        state.setdefault(int(index), {})[field] = tensor
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
