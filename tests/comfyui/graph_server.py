@@ -158,7 +158,11 @@ class GraphServer:
         Raises:
             GraphError: the graph was refused or failed, with the sentence that the user sees.
         """
-        history = self.wait(self.queue(graph))
+        return self.result(self.queue(graph))
+
+    def result(self, prompt_id: str) -> dict[str, Any]:
+        """What :meth:`run` returns, of a graph that was queued before."""
+        history = self.wait(prompt_id)
         for name, message in history["status"]["messages"]:
             if name == "execution_error":
                 raise GraphError(f"{message['node_type']}: {message['exception_message'].strip()}")
