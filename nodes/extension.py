@@ -5,6 +5,7 @@ from __future__ import annotations
 from comfy_api.latest import ComfyExtension, io
 
 from .rewards import JpegCompressibility, JpegIncompressibility, SceneAccuracy
+from .rows import LabelledPictures
 from .sampler import FlowSampler, FlowSamplerObject
 from .schedule import FlowSigmas
 from .score import ScoreImages
@@ -19,6 +20,7 @@ NODES: list[type[io.ComfyNode]] = [
     JpegCompressibility,
     JpegIncompressibility,
     ScoreImages,
+    LabelledPictures,
 ]
 
 
