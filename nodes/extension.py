@@ -6,6 +6,7 @@ from comfy_api.latest import ComfyExtension, io
 
 from .lora import LoadLora
 from .rewards import HeldOutJudge, JpegCompressibility, JpegIncompressibility, SceneAccuracy
+from .rows import LabelledPictures
 from .sampler import FlowSampler, FlowSamplerObject
 from .schedule import FlowSigmas
 from .score import ScoreImages
@@ -23,6 +24,7 @@ NODES: list[type[io.ComfyNode]] = [
     JpegIncompressibility,
     HeldOutJudge,
     ScoreImages,
+    LabelledPictures,
     TrainingSampling,
     TrainingLora,
     TrainingOptimizer,

@@ -15,6 +15,9 @@ ModelReference = io.Custom("MIXGRPO_MODEL")
 Rewards = io.Custom("MIXGRPO_REWARDS")
 """A tuple of :class:`~..backend.specs.RewardSpec`, one per scorer."""
 
+PictureRows = io.Custom("MIXGRPO_ROWS")
+"""A tuple of :class:`~.rows.PictureRow`: pictures on the CPU, a label and, when rewards were connected, scores."""
+
 TrajectoryType = io.Custom("MIXGRPO_TRAJECTORY")
 """A :class:`~..backend.flow.rollout.Trajectory` on the CPU: window latents, means, stds and log-probabilities."""
 

@@ -19,8 +19,9 @@ from graph_server import PACK_NAMES, ROOT, GraphError, GraphServer, copy_pack
 CAPTION = "a red circle left of a blue square on a white background"
 NODES = {
     "MixGRPO_StarterModel", "MixGRPO_Sampler", "MixGRPO_SamplerObject", "MixGRPO_Sigmas", "MixGRPO_SceneAccuracy",
-    "MixGRPO_JpegCompressibility", "MixGRPO_JpegIncompressibility", "MixGRPO_ScoreImages", "MixGRPO_HeldOutJudge",
-    "MixGRPO_SamplingSettings", "MixGRPO_LoraSettings", "MixGRPO_OptimizerSettings", "MixGRPO_TrainStep", "MixGRPO_LoadLora",
+    "MixGRPO_JpegCompressibility", "MixGRPO_JpegIncompressibility", "MixGRPO_ScoreImages", "MixGRPO_PictureRows",
+    "MixGRPO_HeldOutJudge", "MixGRPO_SamplingSettings", "MixGRPO_LoraSettings", "MixGRPO_OptimizerSettings", "MixGRPO_TrainStep",
+    "MixGRPO_LoadLora",
 }  # fmt: skip
 NOT_COMFYUIS = {"diffusers", "peft", "accelerate", "typer", "rich", "matplotlib", "platformdirs"}
 
@@ -142,6 +143,10 @@ def test_sample_score_and_rank(server: GraphServer):
         score=node("MixGRPO_ScoreImages", images=["decode", 0], rewards=["reward", 0], prompts=CAPTION),
         ranked=node("PreviewImage", images=["score", 0]),
         best=node("PreviewImage", images=["score", 2]),
+        drawn=node("MixGRPO_PictureRows", images=["decode", 0], label="as drawn"),
+        rows=node("MixGRPO_PictureRows", images=["score", 0], label="ranked", rows=["drawn", 0], rewards=["reward", 0],
+                  prompts=CAPTION),
+        grid=node("PreviewImage", images=["rows", 1]),
     ))  # fmt: skip
     summary, rows = outputs["sampler"]["mixgrpo_sampler"][0], outputs["score"]["mixgrpo_scores"]
     assert len(summary["sigmas"]) == 9 and summary["window"] == [1, 3] and summary["unseen"] == []
@@ -152,6 +157,9 @@ def test_sample_score_and_rank(server: GraphServer):
     for row in rows:
         assert row["score"] == pytest.approx(0.1 * row["jpeg_compressibility"] + row["scene_accuracy"], abs=1e-6)
     assert len(outputs["ranked"]["images"]) == 4 and len(outputs["best"]["images"]) == 1
+    means = [(row["label"], row["pictures"], row["mean"]) for row in outputs["rows"]["mixgrpo_rows"]]
+    assert means == [("as drawn", 4, None), ("ranked", 4, pytest.approx(sum(scores) / 4))]
+    assert len(outputs["grid"]["images"]) == 1
     assert files(server) == before, "a graph wrote into the pack's folder"
 
 
