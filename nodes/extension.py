@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from comfy_api.latest import ComfyExtension, io
 
-from .rewards import JpegCompressibility, JpegIncompressibility, SceneAccuracy
+from .lora import LoadLora
+from .rewards import HeldOutJudge, JpegCompressibility, JpegIncompressibility, SceneAccuracy
 from .sampler import FlowSampler, FlowSamplerObject
 from .schedule import FlowSigmas
 from .score import ScoreImages
+from .settings import TrainingLora, TrainingOptimizer, TrainingSampling
 from .starter import StarterModel
+from .train import TrainStep
 
 NODES: list[type[io.ComfyNode]] = [
     StarterModel,
@@ -18,7 +21,13 @@ NODES: list[type[io.ComfyNode]] = [
     SceneAccuracy,
     JpegCompressibility,
     JpegIncompressibility,
+    HeldOutJudge,
     ScoreImages,
+    TrainingSampling,
+    TrainingLora,
+    TrainingOptimizer,
+    TrainStep,
+    LoadLora,
 ]
 
 

@@ -17,3 +17,12 @@ Rewards = io.Custom("MIXGRPO_REWARDS")
 
 TrajectoryType = io.Custom("MIXGRPO_TRAJECTORY")
 """A :class:`~..backend.flow.rollout.Trajectory` on the CPU: window latents, means, stds and log-probabilities."""
+
+Sampling = io.Custom("MIXGRPO_SAMPLING")
+"""A :class:`~..backend.specs.SamplingSpec`: how a trainer draws pictures."""
+
+LoraSettings = io.Custom("MIXGRPO_LORA_SETTINGS")
+"""A :class:`~..backend.specs.LoraSpec`: the adapter to train."""
+
+OptimizerSettings = io.Custom("MIXGRPO_OPTIMIZER")
+"""A :class:`~..backend.specs.OptimizerSpec`."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import MixGRPOError
+from ..specs.job import mixed_reward
 from .store import UnknownJob
 
 _JOB_ID = re.compile(r"[0-9a-f]{16}")
@@ -93,10 +94,11 @@ class Run:
         """The run so far: a curve (mixed reward and mean scores by iteration), seconds, the best LoRA's iteration."""
         weights = {reward["scorer"]: reward["weight"] for reward in spec["rewards"]}
         rows = [self._iterations[number] for number in sorted(self._iterations)]
+        means = [{name: score["mean"] for name, score in row["scores"].items()} for row in rows]
         curve = {
             "iteration": [row["iteration"] for row in rows],
-            "reward": [_mixed(row["scores"], weights) for row in rows],
-            "scores": {name: [row["scores"][name]["mean"] for row in rows] for name in (rows[0]["scores"] if rows else {})},
+            "reward": [mixed_reward(row, weights) for row in means],
+            "scores": {name: [row[name] for row in means] for name in (means[0] if means else {})},
         }
         return {
             "curve": curve,
@@ -185,9 +187,3 @@ def _event(line: bytes) -> dict[str, Any] | None:
     except ValueError:
         return None
     return event if isinstance(event, dict) and "event" in event else None
-
-
-def _mixed(scores: dict[str, dict[str, float | None]], weights: dict[str, float]) -> float | None:
-    means = [(scores[name]["mean"], weight) for name, weight in weights.items() if name in scores]
-    known = [mean * weight for mean, weight in means if mean is not None]
-    return sum(known) if known and len(known) == len(means) else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -202,6 +203,22 @@ def parse_sampling(fields: Any) -> SamplingSpec:
 def parse_reward(fields: Any) -> RewardSpec:
     """Build a reward from plain data; raises :class:`SpecError` like :func:`parse_job`."""
     return _parse(RewardSpec, fields, "a reward")
+
+
+def parse_lora(fields: Any) -> LoraSpec:
+    """Build an adapter's settings from plain data; raises :class:`SpecError` like :func:`parse_job`."""
+    return _parse(LoraSpec, fields, "lora")
+
+
+def parse_optimizer(fields: Any) -> OptimizerSpec:
+    """Build an optimiser's settings from plain data; raises :class:`SpecError` like :func:`parse_job`."""
+    return _parse(OptimizerSpec, fields, "optimizer")
+
+
+def mixed_reward(means: Mapping[str, float | None], weights: Mapping[str, float]) -> float | None:
+    """Weighted sum of the rewards' means, the number that curves show; None while a mean is missing."""
+    known = [means.get(name) for name in weights]
+    return None if None in known else sum(mean * weight for mean, weight in zip(known, weights.values(), strict=True))
 
 
 def _parse(kind: type[_Parsed], fields: Any, what: str) -> _Parsed:

@@ -19,7 +19,8 @@ from graph_server import PACK_NAMES, ROOT, GraphError, GraphServer, copy_pack
 CAPTION = "a red circle left of a blue square on a white background"
 NODES = {
     "MixGRPO_StarterModel", "MixGRPO_Sampler", "MixGRPO_SamplerObject", "MixGRPO_Sigmas", "MixGRPO_SceneAccuracy",
-    "MixGRPO_JpegCompressibility", "MixGRPO_JpegIncompressibility", "MixGRPO_ScoreImages",
+    "MixGRPO_JpegCompressibility", "MixGRPO_JpegIncompressibility", "MixGRPO_ScoreImages", "MixGRPO_HeldOutJudge",
+    "MixGRPO_SamplingSettings", "MixGRPO_LoraSettings", "MixGRPO_OptimizerSettings", "MixGRPO_TrainStep", "MixGRPO_LoadLora",
 }  # fmt: skip
 NOT_COMFYUIS = {"diffusers", "peft", "accelerate", "typer", "rich", "matplotlib", "platformdirs"}
 
