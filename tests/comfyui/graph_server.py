@@ -22,7 +22,8 @@ from torch import Tensor
 from mixgrpo.backend.places import read_state
 
 ROOT = Path(__file__).parents[2]
-PACK_NAMES = ("comfyui-mixgrpo", "MixGRPO für ComfyUI ✓ 1.2")  # twice, once under a name that is no Python name
+# twice, once under a name that is no Python name; ComfyUI serves no web files from a name that a URL would have to quote
+PACK_NAMES = ("comfyui-mixgrpo", "MixGRPO-for-ComfyUI-1.2")
 _PARTS = ("__init__.py", "nodes", "backend", "web", "workflows", "requirements.txt", "pyproject.toml")
 _START_SECONDS = 300
 
@@ -72,14 +73,17 @@ class GraphServer:
     def _environment(self) -> dict[str, str]:
         """Nothing of the user's own settings and jobs."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith("MIXGRPO_")}
-        return kept | {
+        ours = {
             "OMP_NUM_THREADS": "1",
             "PYTHONDONTWRITEBYTECODE": "1",  # so that every new file in the pack is the pack's own doing
             "HF_HUB_OFFLINE": "1",
-            "MIXGRPO_DATA": str(self.data),
-            "MIXGRPO_CONFIG": str(self.config),
-            "MIXGRPO_PYTHON": sys.executable,
         }
+        return kept | ours | self.places
+
+    @property
+    def places(self) -> dict[str, str]:
+        """The environment in which a program finds this server's backend and settings."""
+        return {"MIXGRPO_DATA": str(self.data), "MIXGRPO_CONFIG": str(self.config), "MIXGRPO_PYTHON": sys.executable}
 
     @property
     def log(self) -> str:
