@@ -28,10 +28,10 @@ class SolverError(MixGRPOError):
 
 @dataclass(frozen=True)
 class Solver:
-    """A deterministic solver; ``order`` and ``variant`` (of order 2) are those of multistep DPM-Solver++."""
+    """A deterministic solver of an order; ``variant`` is that of multistep DPM-Solver++ of order 2."""
 
     family: Literal["euler", "heun", "dpmpp"]
-    order: int = 1
+    order: int
     variant: Literal["midpoint", "heun"] = "midpoint"
 
     def calls(self, sigma_next: float) -> int:
@@ -40,8 +40,8 @@ class Solver:
 
 
 SOLVERS: dict[str, Solver] = {
-    "euler": Solver("euler"),
-    "heun": Solver("heun"),
+    "euler": Solver("euler", 1),
+    "heun": Solver("heun", 2),
     "dpmpp_1m": Solver("dpmpp", 1),
     "dpmpp_2m": Solver("dpmpp", 2, "midpoint"),
     "dpmpp_2m_heun": Solver("dpmpp", 2, "heun"),

@@ -37,6 +37,11 @@ class Window:
         """Whether ``step`` is an SDE step."""
         return step in self.steps
 
+    def within(self, first: int, last: int) -> Window:
+        """Its steps among ``first``, …, ``last`` - 1; where there are none, an empty window at the nearer end."""
+        start, stop = (min(max(step, first), last) for step in (self.start, self.start + self.size))
+        return Window(start, stop - start)
+
     def check(self, steps: int) -> None:
         """Refuse a window that does not lie within the first ``steps`` - 1 of ``steps`` steps.
 
@@ -100,9 +105,7 @@ def exp_decaying_window(
     """Exponential decay (MixGRPO): at start l it stays for ceil(every e^(-rate max(0, l - threshold))) iterations."""
     starts = _starts(steps, size, start, stride)
     if not 0 <= rate < math.inf:
-        raise WindowError(
-            f"the rate at which a window's stay decays must be finite and at least 0, got {rate!r}; the paper's is 0.1"
-        )
+        raise WindowError(f"the rate at which a window's stay decays is finite and at least 0, got {rate!r}; the paper's is 0.1")
     decay = [max(math.exp(-rate * max(0, at - threshold)), 1e-9) for at in starts]  # not 0 by underflow: ceil would be 0 too
     stays = [math.ceil(every * share) for share in decay]
     return _walk(iteration, steps, size, starts, stays, end)
