@@ -11,11 +11,12 @@ import hashlib
 import os
 import secrets
 import subprocess
+import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import aiohttp
@@ -29,6 +30,7 @@ SETTLED = frozenset({"paused", "cancelled", "failed", "done"})
 START_SECONDS = 120.0
 _ANSWER_SECONDS = 20.0
 _MEBIBYTE = 2**20
+_T = TypeVar("_T")
 _started: list[subprocess.Popen[bytes]] = []  # their standard input must stay open as long as this process lives
 
 
@@ -235,9 +237,30 @@ class _Log:
         return lines[-1] if lines else "it said nothing"
 
 
+async def _apart(work: Callable[[], _T]) -> _T:
+    """Like ``asyncio.to_thread``, but neither an interrupt nor the loop's end waits for ``work``, which may take a minute."""
+    loop = asyncio.get_running_loop()
+    result: asyncio.Future[_T] = loop.create_future()
+
+    def settle(set_result: Callable[[Any], None], value: Any) -> None:
+        if not result.done():
+            set_result(value)
+
+    def run() -> None:
+        try:
+            settled = (result.set_result, work())
+        except Exception as error:  # whatever it is, it is raised where the result is awaited
+            settled = (result.set_exception, error)
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(settle, *settled)
+
+    threading.Thread(target=run, daemon=True).start()
+    return await result
+
+
 async def _start(folder: Path) -> Backend:
     """Start a backend that ends some time after this process; of several started at once, one gets the folder's lock."""
-    python = await asyncio.to_thread(backend_python)
+    python = await _apart(backend_python)
     log = _Log(folder)
     command = [str(python), str(BOOTSTRAP), "serve", "--data", str(folder), "--with-parent"]
     detached: dict[str, Any] = {"start_new_session": True} if os.name == "posix" else {"creationflags": _NO_WINDOW}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -10,6 +11,8 @@ import pytest
 from comfyui_tree import LayoutError, comfyui_root, import_comfy
 from graph_server import GraphServer
 from starter_files import SHIPPED, STARTERS, write_random_starter
+
+from mixgrpo.backend.client import Backend, connect
 
 
 @pytest.fixture(scope="session")
@@ -47,3 +50,12 @@ def server(comfyui: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     running = GraphServer(comfyui, tmp_path_factory.mktemp("comfyui") / "für alle Fälle ✓", weights)
     yield running
     running.close()
+
+
+@pytest.fixture(scope="session")
+def backend(server: GraphServer) -> Backend:
+    """The training backend of the server's graphs, running; it ends with the server."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in server.places.items():
+            patch.setenv(name, value)
+        return asyncio.run(connect())

@@ -22,7 +22,8 @@ from torch import Tensor
 from mixgrpo.backend.places import read_state
 
 ROOT = Path(__file__).parents[2]
-PACK_NAMES = ("comfyui-mixgrpo", "MixGRPO für ComfyUI ✓ 1.2")  # twice, once under a name that is no Python name
+# twice, once under a name that is no Python name; ComfyUI serves no web files from a name that a URL would have to quote
+PACK_NAMES = ("comfyui-mixgrpo", "MixGRPO-for-ComfyUI-1.2")
 _PARTS = ("__init__.py", "nodes", "backend", "web", "workflows", "requirements.txt", "pyproject.toml")
 _START_SECONDS = 300
 
@@ -73,14 +74,17 @@ class GraphServer:
     def _environment(self) -> dict[str, str]:
         """Nothing of the user's own settings and jobs."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith("MIXGRPO_")}
-        return kept | {
+        ours = {
             "OMP_NUM_THREADS": "1",
             "PYTHONDONTWRITEBYTECODE": "1",  # so that every new file in the pack is the pack's own doing
             "HF_HUB_OFFLINE": "1",
-            "MIXGRPO_DATA": str(self.data),
-            "MIXGRPO_CONFIG": str(self.config),
-            "MIXGRPO_PYTHON": sys.executable,
         }
+        return kept | ours | self.places
+
+    @property
+    def places(self) -> dict[str, str]:
+        """The environment in which a program finds this server's backend and settings."""
+        return {"MIXGRPO_DATA": str(self.data), "MIXGRPO_CONFIG": str(self.config), "MIXGRPO_PYTHON": sys.executable}
 
     @property
     def log(self) -> str:
@@ -159,7 +163,11 @@ class GraphServer:
         Raises:
             GraphError: the graph was refused or failed, with the sentence that the user sees.
         """
-        history = self.wait(self.queue(graph))
+        return self.result(self.queue(graph))
+
+    def result(self, prompt_id: str) -> dict[str, Any]:
+        """What :meth:`run` returns, of a graph that was queued before."""
+        history = self.wait(prompt_id)
         for name, message in history["status"]["messages"]:
             if name == "execution_error":
                 raise GraphError(f"{message['node_type']}: {message['exception_message'].strip()}")

@@ -11,7 +11,9 @@ def node(kind: str, **inputs: Any) -> dict[str, Any]:
     return {"class_type": kind, "inputs": inputs}
 
 
-def train_graph(*, sampling: dict[str, Any] | None = None, optimizer: dict[str, Any] | None = None, **train: Any) -> dict[str, Any]:
+def train_graph(
+    *, sampling: dict[str, Any] | None = None, optimizer: dict[str, Any] | None = None, **train: Any
+) -> dict[str, Any]:
     """Starter, reward, settings and the train node ("train") with its LoRA applied ("patched"); ``train`` changes widgets."""
     drawn = {"steps": 4, "schedule": "shift", "shift": 3.0, "cfg": 1.0, "width": 64, "height": 64, "shared_noise": True,
              "eta": 0.7, "window_start": 0, "window_size": 1, "window_stride": 0, "window_every": 25}  # fmt: skip
