@@ -25,22 +25,26 @@ def contact_sheet(
 ) -> Image.Image:
     """Pictures (N, 3, H, W) in rows of ``columns``; a title above every row, a label below every picture.
 
-    A label that begins with + is green, one that begins with - red.
+    Every picture is scaled, in its own proportions, until its longer side is ``cell`` pixels. A label that begins with + is
+    green, one that begins with - red.
     """
     rows = -(-len(pictures) // columns)
     label_height = _LABEL if labels else 0
-    row_height = (_TITLE if titles else 0) + cell + label_height + _GAP
-    sheet = Image.new("RGB", (columns * (cell + _GAP) + _GAP, rows * row_height + _GAP), _PAPER)
+    height, width = pictures.shape[-2:]
+    cell_width, cell_height = (max(1, round(cell * side / max(height, width))) for side in (width, height))
+    row_height = (_TITLE if titles else 0) + cell_height + label_height + _GAP
+    sheet = Image.new("RGB", (columns * (cell_width + _GAP) + _GAP, rows * row_height + _GAP), _PAPER)
     draw = ImageDraw.Draw(sheet)
     for row, title in enumerate(titles[:rows]):
         draw.text((_GAP, _GAP + row * row_height + 2), title, fill=_INK, font=ImageFont.load_default(12))
-    for index, image in enumerate(to_images(pictures)):
+    for index, picture in enumerate(pictures.split(1)):  # one at a time, since they may be large and on a GPU
         row, column = divmod(index, columns)
-        left, top = _GAP + column * (cell + _GAP), _GAP + row * row_height + (_TITLE if titles else 0)
-        sheet.paste(image.resize((cell, cell), Image.Resampling.LANCZOS), (left, top))
+        left, top = _GAP + column * (cell_width + _GAP), _GAP + row * row_height + (_TITLE if titles else 0)
+        (image,) = to_images(picture)
+        sheet.paste(image.resize((cell_width, cell_height), Image.Resampling.LANCZOS), (left, top))
         if labels:
             colour = {"+": _GREEN, "-": _RED}.get(labels[index][:1], _INK)
-            draw.text((left, top + cell + 1), labels[index], fill=colour, font=ImageFont.load_default(11))
+            draw.text((left, top + cell_height + 1), labels[index], fill=colour, font=ImageFont.load_default(11))
     return sheet
 
 

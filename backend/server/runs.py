@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from dataclasses import asdict, dataclass
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import MixGRPOError
+from ..files import StorageError, known_sha256
 from .store import UnknownJob
 
 _JOB_ID = re.compile(r"[0-9a-f]{16}")
@@ -50,7 +50,6 @@ class Run:
         self.offset = 0
         self.last_event: dict[str, Any] | None = None
         self._iterations: dict[int, dict[str, Any]] = {}
-        self._digests: dict[tuple[str, int, int], str] = {}
 
     # ------------------------------------------------------------------ events
 
@@ -127,11 +126,16 @@ class Run:
 
     def artifacts(self) -> list[dict[str, Any]]:
         """All files on offer, with their checksums (computed once per file)."""
-        return [
-            asdict(Artifact(kind, file.name, iteration, file.stat().st_size, self.digest(file)))
-            for kind in _FILES
-            for iteration, file in self._listed(kind)
-        ]
+        listed = [(kind, iteration, file) for kind in _FILES for iteration, file in self._listed(kind)]
+        artifacts = []
+        for kind, iteration, file in listed:
+            try:
+                artifacts.append(asdict(Artifact(kind, file.name, iteration, file.stat().st_size, known_sha256(file))))
+            except (FileNotFoundError, StorageError):
+                if file.exists():
+                    raise
+                # a sheet that has meanwhile given way to a newer one
+        return artifacts
 
     def file(self, kind: str, name: str) -> Path:
         """A file on offer by kind and name; raises :class:`UnknownFile` for anything that is not one of them."""
@@ -143,14 +147,12 @@ class Run:
             raise UnknownFile(f"the job has no {kind}/{name}; ask for the job's artifacts to see all")
         return file
 
-    def digest(self, file: Path) -> str:
-        """SHA-256 of a file, kept until it changes."""
-        status = file.stat()
-        key = (str(file), status.st_size, status.st_mtime_ns)
-        if key not in self._digests:
-            with open(file, "rb") as opened:
-                self._digests[key] = hashlib.file_digest(opened, "sha256").hexdigest()
-        return self._digests[key]
+    def sheet(self, name: str) -> bytes:
+        """A sample sheet, read at once, since the worker may remove it at any time; raises :class:`UnknownFile`."""
+        try:
+            return self.file("samples", name).read_bytes()
+        except FileNotFoundError:
+            raise UnknownFile(f"the job has no samples/{name} any more; ask for the job's artifacts to see all") from None
 
     def _listed(self, kind: str) -> list[tuple[int, Path]]:
         folder = self.path / kind

@@ -11,6 +11,7 @@ import time
 import psutil
 import pytest
 from filelock import FileLock
+from PIL import Image
 from servers import BOOTSTRAP, ENVIRONMENT, attempts, events, fields, lora_bytes, numbers, until
 
 from mixgrpo.backend.client import BackendError, JobFailed
@@ -92,6 +93,29 @@ def test_pause_is_answered_at_once_and_the_job_continues_bit_for_bit(start, unin
     assert attempts(folder) == 2
     assert numbers(folder) == numbers(uninterrupted)[: reached + 2]
     assert lora_bytes(folder, reached + 2) == lora_bytes(uninterrupted, reached + 2)
+
+
+def test_sheets_can_be_watched_while_they_come_and_go(start, tmp_path):
+    server = start()
+    job = server.ask("submit", fields(iterations=ENDLESS, checkpoint_every=ENDLESS))
+    seen, gone = set(), 0
+
+    def watch():
+        nonlocal gone
+        for sheet in (one for one in server.ask("artifacts", job["id"]) if one["kind"] == "samples"):
+            try:
+                with Image.open(server.ask("download", job["id"], sheet, tmp_path / sheet["name"])) as picture:
+                    picture.load()
+                seen.add(sheet["iteration"])
+            except BackendError as error:
+                assert error.kind == "UnknownFile"
+                gone += 1
+        return len(seen) >= 4
+
+    until(watch, "four sheets")
+    assert len(server.ask("artifacts", job["id"])) <= 2 and gone <= len(seen)
+    server.ask("cancel", job["id"])
+    server.wait_for(job["id"], "cancelled")
 
 
 def test_a_killed_worker_is_replaced_only_when_it_got_further(start, uninterrupted):
