@@ -182,7 +182,9 @@ class Api:
             raise BadRequest("a submission has the fields spec and, if wanted, detached")
         if not isinstance(body.get("detached", False), bool):
             raise BadRequest("detached must be true or false")
-        job = self._supervisor.submit(parse_job(body["spec"]), body.get("detached", False))
+        spec = parse_job(body["spec"])
+        await asyncio.to_thread(self._supervisor.check_base_model, spec)
+        job = self._supervisor.submit(spec, body.get("detached", False))
         return web.json_response(self._show(job))
 
     async def jobs(self, request: web.Request) -> web.Response:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import MixGRPOError
-from ..files import StorageError, known_sha256
+from ..files import StorageError, known_sha256, load_json
 from .store import UnknownJob
 
 _JOB_ID = re.compile(r"[0-9a-f]{16}")
@@ -123,6 +123,15 @@ class Run:
         """The iteration of the newest complete checkpoint."""
         markers = sorted((self.path / "checkpoints").glob("iteration_*.json"))
         return int(markers[-1].stem.removeprefix("iteration_")) if markers else 0
+
+    def base_model(self) -> str | None:
+        """Hash of the base weights that the newest checkpoint was trained on; None without one that says so."""
+        markers = sorted((self.path / "checkpoints").glob("iteration_*.json"))
+        try:
+            facts = load_json(markers[-1]) if markers else None
+        except StorageError:  # removed for a newer one, or damaged, which the worker says in full
+            return None
+        return facts.get("base_model") if isinstance(facts, dict) else None
 
     def artifacts(self) -> list[dict[str, Any]]:
         """All files on offer, with their checksums (computed once per file)."""

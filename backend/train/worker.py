@@ -13,8 +13,8 @@ from typing import Any
 from ..console import describe
 from ..errors import MixGRPOError
 from ..files import load_json
-from ..models.families import base_model_hash
 from ..models.lora_export import export_lora
+from ..models.weights import base_model_hash
 from ..specs import TrainSpec
 from ..specs.job import parse_job
 from .ranks import Ranks

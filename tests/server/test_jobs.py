@@ -15,6 +15,9 @@ from PIL import Image
 from servers import BOOTSTRAP, ENVIRONMENT, attempts, events, fields, lora_bytes, numbers, until
 
 from mixgrpo.backend.client import BackendError, JobFailed
+from mixgrpo.backend.files import load_json, save_json
+from mixgrpo.backend.models.weights import base_model_hash
+from mixgrpo.backend.specs import ModelSpec
 from mixgrpo.backend.specs.job import parse_job
 
 ENDLESS = 100_000
@@ -50,6 +53,25 @@ def test_an_iteration_that_was_passed_and_not_kept_is_refused(finished):
     finally:
         hidden.rename(lora)
     assert caught.value.kind == "JobConflict"
+
+
+def test_a_job_trained_on_other_base_weights_is_not_given_back_as_if_nothing_had_changed(finished):
+    server, job = finished
+    marker = sorted((server.run_folder(job["id"]) / "checkpoints").glob("*.json"))[-1]
+    facts = load_json(marker)
+    assert facts["base_model"] == base_model_hash(ModelSpec())
+    try:
+        save_json(marker, facts | {"base_model": "c0ffee" * 10 + "beef"})
+        for again in (fields(), fields(iterations=9)):
+            with pytest.raises(BackendError, match="c0ffeec0ffee, now .*; put those back, or change the job") as caught:
+                server.ask("submit", again)
+            assert caught.value.kind == "JobConflict" and facts["base_model"][:12] in str(caught.value)
+        assert server.ask("job", job["id"])["iterations"] != 9
+        marker.write_text("[]")
+        assert server.ask("submit", fields())["state"] == "done"
+    finally:
+        save_json(marker, facts)
+    assert server.ask("submit", fields())["state"] == "done"
 
 
 def test_a_worker_that_fails_leaves_its_own_last_words(finished):
