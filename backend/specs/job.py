@@ -145,16 +145,34 @@ def mixed_reward(means: Mapping[str, float | None], weights: Mapping[str, float]
     return None if None in known else sum(mean * weight for mean, weight in zip(known, weights.values(), strict=True))
 
 
+class _JobLoader(yaml.SafeLoader):
+    """Without any power to run code, and a key given twice is an error: YAML's own rule, and PyYAML takes the last."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        lines: dict[str, int] = {}
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                continue
+            line = key.start_mark.line + 1
+            if key.value in lines:
+                raise SpecError(
+                    f"{key.value[:80]!r} in line {line} was given in line {lines[key.value]} already; keep one of them"
+                )
+            lines[key.value] = line
+        return node
+
+
 def load_job(path: Path) -> TrainSpec:
-    """Read a job file: JSON where it is called so, else YAML, which is loaded without any power to run code.
+    """Read a job file: JSON where it is called so, else YAML.
 
     Raises:
         SpecError: the file is missing, cannot be parsed, or a field is wrong.
     """
     path = Path(path)
-    parse = json.loads if path.suffix.lower() == ".json" else yaml.safe_load
     try:
-        fields = parse(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        fields = json.loads(text) if path.suffix.lower() == ".json" else yaml.load(text, _JobLoader)
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:  # ValueError: PyYAML's for a date like 2026-13-01
         raise SpecError(f"cannot read the job file {path}: {' '.join(str(error).split())}") from error
     return parse_job(fields)
