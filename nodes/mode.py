@@ -25,8 +25,8 @@ class SamplingModeNode(io.ComfyNode):
             inputs=[
                 io.Combo.Input(
                     "dynamics", options=list(SDE_DYNAMICS), default=MIXGRPO.dynamics,
-                    tooltip="The window's steps. flow_sde: Flow-GRPO and MixGRPO. dance_sde: DanceGRPO. cps: keeps the schedule's "
-                    "amount of noise, eta at most 1. precise: the exact integral of flow_sde, no limit on eta.",
+                    tooltip="The window's steps. flow_sde: Flow-GRPO and MixGRPO. dance_sde: DanceGRPO. cps: keeps the "
+                    "schedule's amount of noise, eta at most 1. precise: the exact integral of flow_sde, no limit on eta.",
                 ),
                 io.Combo.Input(
                     "log_prob", options=list(LOG_PROBS), default=MIXGRPO.log_prob,
@@ -49,8 +49,8 @@ class SamplingModeNode(io.ComfyNode):
                 ),
                 io.Float.Input(
                     "ratio", default=MIXGRPO.ratio, min=0.01, max=1.0, step=0.01,
-                    tooltip="The share of the steps after the window that are taken, rounded up; 1 takes all. MixGRPO-Flash: 0.4. "
-                    "Flash*: 0.2, with the window at step 0.",
+                    tooltip="The share of the steps after the window that are taken, rounded up; 1 takes all. "
+                    "MixGRPO-Flash: 0.4. Flash*: 0.2, with the window at step 0.",
                 ),
             ],
             outputs=[Mode.Output("mode", display_name="MIXGRPO_MODE", tooltip="For the sampler nodes and Sampling Plan.")],

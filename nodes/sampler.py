@@ -132,9 +132,7 @@ class FlowSamplerObject(io.ComfyNode):
         )
 
     @classmethod
-    def execute(
-        cls, group_size, shared_noise, eta, window_start, window_size, mode=MIXGRPO, first_step=0
-    ) -> io.NodeOutput:
+    def execute(cls, group_size, shared_noise, eta, window_start, window_size, mode=MIXGRPO, first_step=0) -> io.NodeOutput:
         import comfy.samplers
 
         settings = GroupSettings(group_size, shared_noise, eta, Window(window_start, window_size), mode, first_step)
