@@ -68,8 +68,8 @@ class TrainingSampling(io.ComfyNode):
                 ),
                 io.Combo.Input(
                     "window_policy", options=list(WINDOW_POLICIES), default=WINDOW_POLICIES[0],
-                    tooltip="progressive: moves as said above. decay, exp_decay: stays shorter the later it is. random: any place "
-                    "from window_start on, anew in every iteration. frozen: stays at window_start.",
+                    tooltip="progressive: moves as said above. decay, exp_decay: stays shorter the later it is. random: any "
+                    "place from window_start on, anew in every iteration. frozen: stays at window_start.",
                 ),
                 io.Combo.Input(
                     "window_end", options=list(WINDOW_ENDS), default=WINDOW_ENDS[0],
