@@ -5,6 +5,7 @@ from __future__ import annotations
 from comfy_api.latest import ComfyExtension, io
 
 from .lora import LoadLora
+from .mode import SamplingModeNode
 from .plot import TrajectoryPlot
 from .rewards import HeldOutJudge, JpegCompressibility, JpegIncompressibility, SceneAccuracy
 from .rows import LabelledPictures
@@ -21,6 +22,7 @@ NODES: list[type[io.ComfyNode]] = [
     FlowSamplerObject,
     FlowSigmas,
     TrajectoryPlot,
+    SamplingModeNode,
     SceneAccuracy,
     JpegCompressibility,
     JpegIncompressibility,
