@@ -6,6 +6,7 @@ from comfy_api.latest import ComfyExtension, io
 
 from .lora import LoadLora
 from .mode import SamplingModeNode
+from .plan import SamplingPlan
 from .rewards import HeldOutJudge, JpegCompressibility, JpegIncompressibility, SceneAccuracy
 from .rows import LabelledPictures
 from .sampler import FlowSampler, FlowSamplerObject
@@ -21,6 +22,7 @@ NODES: list[type[io.ComfyNode]] = [
     FlowSamplerObject,
     FlowSigmas,
     SamplingModeNode,
+    SamplingPlan,
     SceneAccuracy,
     JpegCompressibility,
     JpegIncompressibility,
