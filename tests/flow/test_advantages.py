@@ -95,6 +95,14 @@ def test_one_reward_under_several_names_is_that_reward():
     torch.testing.assert_close(mixed, group_advantages(r).values, rtol=0, atol=1e-12)
 
 
+def test_every_reward_is_normalised_as_asked():
+    r, q = rewards(seed=1), rewards(seed=2)
+    for settings in ({"trim": 0.25, "clip": math.inf}, {"std": "global", "clip": math.inf}):
+        expected = 0.5 * group_advantages(r, **settings).values + 0.5 * group_advantages(q, **settings).values
+        mixed = combine_advantages({"r": r, "q": q}, {"r": 1, "q": 1}, **settings).values
+        torch.testing.assert_close(mixed, expected, rtol=0, atol=1e-12)
+
+
 def test_weights_are_normalised_and_spread_has_no_say():
     r, q = rewards(seed=1), rewards(seed=2)
     expected = 0.25 * group_advantages(r).values + 0.75 * group_advantages(q).values
@@ -178,6 +186,15 @@ def test_a_constant_group_is_flat_under_the_global_std_too():
     assert group_advantages(r, std="global").flat.all()
 
 
+def test_a_batch_below_the_floor_is_flat_though_a_group_is_not():
+    r = torch.zeros(5, 12, dtype=torch.float64)
+    r[0] = rewards(1)
+    between = (r.std() + r[0].std()).item() / 2
+    assert r.std() < between < r[0].std()
+    assert group_advantages(r, std_floor=between, std="global").flat.all()
+    assert group_advantages(r, std_floor=between).flat.tolist() == [False, True, True, True, True]
+
+
 def test_trimmed_statistics_leave_out_the_lowest_and_judge_all():
     r = rewards()
     lowest = r.argsort(1)[:, :3]
@@ -259,8 +276,8 @@ def test_gdpo_keeps_flat_groups_and_failed_items_out_of_the_batch():
 
 def test_gdpo_makes_no_advantage_of_rewards_that_cancel():
     r = rewards()
-    mixed = gdpo({"r": r, "against": -r}, {"r": 1, "against": 1})
-    assert mixed.values.eq(0).all()
+    mixed = gdpo({"r": r, "against": 1e-9 * rewards(seed=3) - r}, {"r": 1, "against": 1})  # a sum of rounding, not of judgements
+    assert mixed.values.eq(0).all() and not mixed.flat.any()
 
 
 @pytest.mark.parametrize("mixing", MIXINGS)
