@@ -49,7 +49,7 @@ class LoraSpec(Spec):
 
 
 class OptimizerSpec(Spec):
-    """AdamW on the clipped objective. ``clip_range_high`` is the upper end of its clip range, where it is not the lower one's size."""
+    """AdamW on the clipped objective. ``clip_range_high`` is the upper end of the clip range; left out, as the lower."""
 
     learning_rate: Positive = 3e-4
     weight_decay: NotNegative = 1e-4
