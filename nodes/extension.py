@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from comfy_api.latest import ComfyExtension, io
 
+from .hybrid import HybridModel
 from .lora import LoadLora
 from .mode import SamplingModeNode
 from .plan import SamplingPlan
@@ -23,6 +24,7 @@ NODES: list[type[io.ComfyNode]] = [
     FlowSigmas,
     SamplingModeNode,
     SamplingPlan,
+    HybridModel,
     SceneAccuracy,
     JpegCompressibility,
     JpegIncompressibility,

@@ -21,6 +21,7 @@ NODES = {
     "MixGRPO_JpegCompressibility", "MixGRPO_JpegIncompressibility", "MixGRPO_ScoreImages", "MixGRPO_PictureRows",
     "MixGRPO_HeldOutJudge", "MixGRPO_SamplingSettings", "MixGRPO_LoraSettings", "MixGRPO_OptimizerSettings", "MixGRPO_TrainStep",
     "MixGRPO_LoadLora", "MixGRPO_SamplingMode", "MixGRPO_SamplingPlan",
+    "MixGRPO_HybridModel",
 }  # fmt: skip
 NOT_COMFYUIS = {"diffusers", "peft", "accelerate", "typer", "rich", "matplotlib", "platformdirs"}
 
