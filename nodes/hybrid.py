@@ -24,8 +24,8 @@ class HybridModel(io.ComfyNode):
             node_id="MixGRPO_HybridModel",
             display_name="Hybrid Model",
             category=CATEGORY,
-            description="The trained MODEL for the early, noisy steps and the base MODEL for the late ones: the composition is the "
-            "trained one, the fine texture the base's.",
+            description="The trained MODEL for the early, noisy steps and the base MODEL for the late ones: the composition is "
+            "the trained one, the fine texture the base's.",
             inputs=[
                 io.Model.Input("trained", tooltip="The MODEL with the trained LoRA."),
                 io.Model.Input("base", tooltip="The same MODEL without it."),

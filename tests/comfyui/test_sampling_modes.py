@@ -156,6 +156,9 @@ def test_what_keeps_a_group_from_sharing_is_named(comfy, tiny, caplog):
         assert run.rows == (2 * 3 + 6 * 5 if reason == "used" else 6 * 8)
         assert (f"because of: {reason}" in caplog.text) == (reason not in ("used", "not shared"))
     assert all(relative(drawn["used"], samples) < TOLERANCE for samples in drawn.values())
+    from mixgrpo.nodes.checks import differs_by_row
+
+    assert differs_by_row(object(), None) == "guider"  # of another pack, which may tell rows apart in ways of its own
 
 
 WINDOWS, ETAS = (Window(0, 0), Window(0, 1), Window(1, 2), Window(0, 9)), (0.0, 0.3, 1.0, 1.6)
