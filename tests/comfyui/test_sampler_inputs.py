@@ -279,9 +279,10 @@ def test_an_interrupt_takes_effect_at_the_next_model_call(comfy, tiny, solver, c
 
     def interrupting(apply, options):
         rows.append(len(options["input"]))
+        velocity = apply(options["input"], options["timestep"], **options["c"])
         if len(rows) == calls:
             comfy.model_management.interrupt_current_processing()
-        return apply(options["input"], options["timestep"], **options["c"])
+        return velocity
 
     model.set_model_unet_function_wrapper(interrupting)
     with pytest.raises(comfy.model_management.InterruptProcessingException):
