@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..errors import MixGRPOError
-from .dynamics import log_prob, sde_mean
+from .dynamics import LOG_PROBS, sde_mean
 from .rollout import Trajectory, Velocity
 
 FLOAT32_LIMIT = 1e-5
@@ -35,7 +35,8 @@ def clipped_objective(log_prob: Tensor, old_log_prob: Tensor, advantages: Tensor
         log_prob: (rows,), with gradient.
         old_log_prob: (rows,), from the rollout.
         advantages: (rows,).
-        clip_range: eps > 0; small (1e-4), because :func:`~.dynamics.log_prob` is a mean over dims.
+        clip_range: eps > 0; small (1e-4), because :func:`~.dynamics.log_prob` is a mean over dims, and smaller where the scale of
+            the log-prob is (:data:`~.dynamics.LOG_PROBS`).
     """
     ratio = (log_prob - old_log_prob.detach()).exp()
     held = ratio.clamp(1 - clip_range, 1 + clip_range)
@@ -70,14 +71,14 @@ def replay_mean(velocity: Velocity, trajectory: Trajectory, index: int, members:
     once = _one_row_per_group(trajectory, index)
     groups = replay_groups(trajectory, index, members)
     x = trajectory.states[index][groups if once else members]
-    sigma = trajectory.sigmas.to(x)[trajectory.window.steps[index]]
-    mean = sde_mean(x, velocity(x, sigma), trajectory.coefficients(index))
+    mean = sde_mean(x, velocity(x, trajectory.sigma(index).to(x)), trajectory.coefficients(index))
     return mean[torch.searchsorted(groups, members // trajectory.group_size)] if once else mean
 
 
 def replay_log_prob(trajectory: Trajectory, index: int, members: Tensor, mean: Tensor) -> Tensor:
-    """log p of the stored next states of ``members`` under ``mean``, (m,)."""
-    return log_prob(trajectory.states[index + 1][members], mean, trajectory.coefficients(index).s)
+    """log p of the stored next states of ``members`` under ``mean``, (m,), on the trajectory's own scale."""
+    scale = LOG_PROBS[trajectory.mode.log_prob]
+    return scale(trajectory.states[index + 1][members], mean, trajectory.means[index][members], trajectory.coefficients(index).s)
 
 
 @dataclass(frozen=True)

@@ -62,6 +62,13 @@ def check_sigmas(sigmas: Tensor) -> None:
             raise SigmaError(f"sigmas must fall at every step, but {i + 1} is {sigma_next} after {sigma}; use another scheduler")
 
 
+def log_snr_gain(sigma: float, sigma_next: float) -> float:
+    """h = lambda' - lambda > 0 of a step, lambda = ln((1 - sigma) / sigma): inf from 1 (to within rounding), and to 0."""
+    if sigma > 1 - ROUNDING or sigma_next <= 0:
+        return math.inf
+    return math.log1p((sigma - sigma_next) / ((1 - sigma) * sigma_next))
+
+
 def working_dtype(x: Tensor) -> torch.dtype:
     """The arithmetic of a step: float64 for float64 latents, float32 for all others."""
     return torch.float64 if x.dtype == torch.float64 else torch.float32
