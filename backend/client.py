@@ -22,7 +22,8 @@ from urllib.parse import quote
 import aiohttp
 
 from .errors import MixGRPOError
-from .places import API, data_dir, private_folder, read_state
+from .files import StorageError, sha256_of
+from .places import API, LORA_BYTES, data_dir, private_folder, read_state
 from .settings import BOOTSTRAP, LOCAL, backend_python, load_settings, python_environment, settings_file
 
 SETTLED = frozenset({"paused", "cancelled", "failed", "done"})
@@ -65,6 +66,30 @@ class Backend:
         """Submit a job's fields; returns the job: attached to, finished, continued or new."""
         return await self._json("POST", "/v1/jobs", json={"spec": spec, "detached": detached})
 
+    async def upload_lora(self, path: Path) -> str:
+        """Send a LoRA file, unless it is there, and return its SHA-256, which is a job's ``lora.start_from``.
+
+        Raises:
+            StorageError: the file cannot be read, or is larger than a backend takes.
+            BackendError: of kind BadLora, when it is no safetensors file.
+        """
+        digest = await asyncio.to_thread(sha256_of, path)
+        try:
+            await self._json("GET", f"/v1/loras/{digest}")
+            return digest
+        except BackendError as error:
+            if error.kind != "UnknownLora":
+                raise
+        size = path.stat().st_size
+        if size > LORA_BYTES:
+            raise StorageError(f"{path} has {size} bytes, a backend takes LoRA files of up to {LORA_BYTES}; use a smaller rank")
+        with open(path, "rb") as file:
+            headers = {"Content-Type": "application/octet-stream"}
+            sent = await self._json("POST", "/v1/loras", seconds=None, data=file, headers=headers)
+        if sent["sha256"] != digest:
+            raise BackendUnreachable(f"{path} arrived damaged at {self.address}; try again")
+        return digest
+
     async def jobs(self) -> list[dict[str, Any]]:
         """All jobs, the newest first."""
         return (await self._json("GET", "/v1/jobs"))["jobs"]
@@ -91,7 +116,7 @@ class Backend:
         Returns as soon as there is an event or the state is another than ``state``, at the latest after ``wait`` seconds (30).
         """
         query = {"after": str(after), "wait": f"{wait:g}"} | ({} if state is None else {"state": state})
-        return await self._json("GET", _path(job_id, "events"), params=query)
+        return await self._json("GET", _path(job_id, "events"), _ANSWER_SECONDS + wait, params=query)
 
     async def follow(self, job_id: str, after: int = 0, wait: float = 10.0) -> AsyncIterator[dict[str, Any]]:
         """What :meth:`events` returns, at least every ``wait`` seconds, the last time when the job is settled."""
@@ -137,8 +162,10 @@ class Backend:
             part.unlink(missing_ok=True)
         return destination
 
-    async def _json(self, method: str, path: str, **options: Any) -> dict[str, Any]:
-        seconds = _ANSWER_SECONDS + float(options.get("params", {}).get("wait", 0))
+    async def _json(
+        self, method: str, path: str, seconds: float | None = _ANSWER_SECONDS, **options: Any
+    ) -> dict[str, Any]:
+        """Ask within so many seconds; without a number only silence counts, since sending a file may take its time."""
         try:
             async with (
                 self._session(seconds) as session,

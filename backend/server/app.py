@@ -17,6 +17,7 @@ from ..files import StorageError
 from ..specs import SpecError
 from ..specs.job import parse_job
 from ..train.run_folder import RunError
+from .loras import BadLora, LoraTooLarge, UnknownLora
 from .runs import UnknownFile, job_id
 from .store import Job, UnknownJob
 from .supervisor import JobConflict, Supervisor
@@ -41,13 +42,16 @@ class BadRequest(MixGRPOError):
 
 _STATUS: dict[type[MixGRPOError], int] = {
     BadRequest: 400,
+    BadLora: 400,
     SpecError: 400,
     BadToken: 401,
     Forbidden: 403,
     UnknownJob: 404,
     UnknownFile: 404,
+    UnknownLora: 404,
     JobConflict: 409,
     RunError: 409,
+    LoraTooLarge: 413,
     StorageError: 507,
 }
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -87,6 +91,8 @@ def make_app(
     api = Api(supervisor, about)
     app = web.Application(middlewares=[_refusals, _guard(token, hosts, activity)], client_max_size=4 * _MEBIBYTE)
     app.router.add_get("/v1/server", api.server)
+    app.router.add_post("/v1/loras", api.receive_lora)
+    app.router.add_get("/v1/loras/{sha256}", api.lora)
     app.router.add_post("/v1/jobs", api.submit)
     app.router.add_get("/v1/jobs", api.jobs)
     app.router.add_get("/v1/jobs/{id}", api.job)
@@ -154,6 +160,19 @@ class Api:
     async def server(self, request: web.Request) -> web.Response:
         """Who answers here."""
         return web.json_response(self._about)
+
+    async def receive_lora(self, request: web.Request) -> web.Response:
+        """Take in the file of a LoRA that jobs can start from."""
+        if request.content_type != "application/octet-stream":
+            raise BadRequest("send the LoRA file's bytes, with Content-Type: application/octet-stream")
+        loras = self._supervisor.loras
+        loras.check_size(request.content_length or 0)
+        return web.json_response({"sha256": await loras.receive(request.content.iter_chunked(_MEBIBYTE))})
+
+    async def lora(self, request: web.Request) -> web.Response:
+        """Whether a LoRA file is here."""
+        file = self._supervisor.loras.find(request.match_info["sha256"])
+        return web.json_response({"sha256": file.stem, "size": file.stat().st_size})
 
     async def submit(self, request: web.Request) -> web.Response:
         """Take a job in; the answer is the job, which may be finished already."""

@@ -14,6 +14,7 @@ from ..errors import MixGRPOError
 from ..specs import TrainSpec
 from ..specs.job import parse_job
 from ..train.run_folder import RunError, RunFolder
+from .loras import LoraFiles
 from .runs import Run
 from .store import ACTIVE, WORKING, Job, JobStore, State
 
@@ -37,8 +38,8 @@ class Attempt:
 class Supervisor:
     """Owns the job store and the worker process. All methods run on one event loop."""
 
-    def __init__(self, store: JobStore, runs: Path):
-        self.store, self.runs_folder = store, runs
+    def __init__(self, store: JobStore, runs: Path, loras: LoraFiles):
+        self.store, self.runs_folder, self.loras = store, runs, loras
         self._runs: dict[str, Run] = {}
         self._wake = asyncio.Event()
         self._worker: asyncio.subprocess.Process | None = None
@@ -56,6 +57,7 @@ class Supervisor:
         Raises:
             JobConflict: the job is further than ``spec.iterations`` and has no LoRA of that iteration.
             RunError: another process uses its run folder.
+            UnknownLora: it begins with a LoRA file that is not here.
         """
         job_id, fields = spec.identity(), spec.model_dump(mode="json")
         job, run = self.store.find(job_id), self.run(job_id)
@@ -70,6 +72,8 @@ class Supervisor:
                 f"job {job_id} is already trained to iteration {reached} and keeps no LoRA of iteration {spec.iterations} "
                 f"(there are: {known}); set iterations to one of these, or to {reached} or more"
             )
+        if not reached and spec.lora.start_from is not None:
+            self.loras.find(spec.lora.start_from)
         folder = RunFolder(run.path)
         folder.lock()  # refuses a folder that, say, `mixgrpo train --out` uses
         folder.unlock()
@@ -153,6 +157,12 @@ class Supervisor:
     async def _work(self, job: Job) -> None:
         run = self.run(job.id)
         try:
+            digest = parse_job(job.spec).lora.start_from
+            if digest is not None and not run.reached():
+                await asyncio.to_thread(_put_start, RunFolder(run.path), self.loras.find(digest), digest)
+                job = self.store.get(job.id)
+                if job.state is not State.QUEUED:
+                    return  # stopped meanwhile
             _prepare(RunFolder(run.path), parse_job(job.spec))
             attempt = Attempt(run.log.stat().st_size if run.log.exists() else 0, run.reached())
             self.store.change(job.id, state=State.RUNNING)
@@ -200,6 +210,15 @@ def _prepare(folder: RunFolder, spec: TrainSpec) -> None:
     try:
         folder.open(spec)
         folder.withdraw_request()
+    finally:
+        folder.unlock()
+
+
+def _put_start(folder: RunFolder, lora: Path, digest: str) -> None:
+    """Put the LoRA that a job starts from into its folder; it may take seconds to copy."""
+    folder.lock()
+    try:
+        folder.put_start(lora, digest)
     finally:
         folder.unlock()
 

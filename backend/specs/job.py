@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -35,6 +36,15 @@ def _shift(value: Any) -> Any:
     return value
 
 
+def _digest(value: Any) -> Any:
+    """One spelling, since it counts for the identity."""
+    if value is None:
+        return None
+    if not isinstance(value, str) or not re.fullmatch(r"[0-9a-fA-F]{64}", value):
+        raise ValueError("must be the SHA-256 of a LoRA file's bytes, 64 hexadecimal digits, or null")
+    return value.lower()
+
+
 def _option(value: Any) -> Any:
     if not isinstance(value, (bool, int, float, str)) or (isinstance(value, float) and not math.isfinite(value)):
         raise ValueError("must be true or false, a finite number, or text")
@@ -46,6 +56,7 @@ NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=999_999)]  # six digits in file names, which therefore sort
 Index = Annotated[int, Field(ge=0, le=999_999)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
+Digest = Annotated[str | None, BeforeValidator(_digest)]
 Shift = Annotated[float | Literal["dynamic"], BeforeValidator(_shift)]
 Option = Annotated[bool | int | float | str, BeforeValidator(_option)]
 
@@ -119,12 +130,17 @@ class RewardSpec(_Spec):
 
 
 class LoraSpec(_Spec):
-    """The adapter. Its update is scaled by alpha / rank, or alpha / sqrt(rank) with ``rslora``."""
+    """The adapter. Its update is scaled by alpha / rank, or alpha / sqrt(rank) with ``rslora``.
+
+    ``start_from`` names the LoRA file whose tensors training begins with, by its bytes: a path would mean another file on
+    another machine. Its rank, alpha and layers are those given here. Without it training begins at the base model.
+    """
 
     rank: Annotated[int, Field(ge=1, le=1024)] = 16
     alpha: Positive = 32.0
     targets: Literal["attention", "attention+mlp"] = "attention"
     rslora: bool = False
+    start_from: Digest = None
 
 
 class OptimizerSpec(_Spec):
@@ -180,8 +196,15 @@ class TrainSpec(_Spec):
         return self
 
     def identity_fields(self) -> dict[str, Any]:
-        """The fields that determine the numbers: not how far, how often saved, how split into calls, or the name."""
-        ignored = {"name", "iterations", "checkpoint_every", "keep_checkpoints", "rows_per_call"}
+        """The fields that determine the numbers: not how far, how often saved, how split into calls, or the name.
+
+        A job that starts from the base model does not say so: its identity is older than ``lora.start_from``.
+        """
+        ignored: dict[str, Any] = dict.fromkeys(
+            ("name", "iterations", "checkpoint_every", "keep_checkpoints", "rows_per_call"), True
+        )
+        if self.lora.start_from is None:
+            ignored["lora"] = {"start_from"}
         return self.model_dump(mode="json", exclude=ignored)
 
     def identity(self) -> str:

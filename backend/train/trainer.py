@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -72,11 +73,15 @@ class Rollout:
 class Trainer:
     """One rank of a training run. It needs no server and no folder: what it has learnt is in :meth:`checkpoint`."""
 
-    def __init__(self, spec: TrainSpec, ranks: Ranks, resume: Checkpoint | None = None):
+    def __init__(self, spec: TrainSpec, ranks: Ranks, resume: Checkpoint | None = None, start: Path | None = None):
         """Load the model, embed the prompts once, and continue from ``resume`` if it is given.
 
+        Args:
+            start: the file that ``spec.lora.start_from`` names, which a first beginning needs.
+
         Raises:
-            MixGRPOError: a scorer, a prompt, the picture size, the noise level or the ranks do not fit; before any training.
+            MixGRPOError: a scorer, a prompt, the picture size, the noise level, the LoRA to start from or the ranks do not
+                fit; before any training.
         """
         self.spec, self.ranks = spec, ranks
         self.share = ranks.share(spec.prompts_per_iteration, "prompts per iteration")
@@ -90,6 +95,11 @@ class Trainer:
         for window in _windows(spec):
             sde_coefficients(self.sigmas, spec.sampling.eta, window)
         self.model = load_model(spec.model, ranks.device)
+        begun = None if resume is None else resume.adapter
+        if begun is None and spec.lora.start_from is not None:
+            if start is None:
+                raise TrainingError(f"the job starts from the LoRA {spec.lora.start_from[:12]}…, so its file must be given")
+            begun = adapter.read_start(start, self.model.transformer, spec.lora)
         self.latent_shape = self.model.latent_shape(spec.sampling.width, spec.sampling.height)
         self.conditions = self.model.encode(list(spec.prompts))
         self.negative = self.model.encode([spec.negative_prompt])
@@ -97,10 +107,9 @@ class Trainer:
 
         transformer = self.model.transformer
         adapter.add_adapter(transformer, spec.lora, spec.seed)
-        self.iteration = 0
-        if resume is not None:
-            adapter.load_adapter(transformer, resume.adapter)
-            self.iteration = resume.iteration
+        if begun is not None:
+            adapter.load_adapter(transformer, begun)
+        self.iteration = 0 if resume is None else resume.iteration
         ranks.shard(transformer)
         self.parameters = adapter.adapter_parameters(transformer)
         self.optimizer = adapter.make_optimizer(self.parameters, spec.optimizer)

@@ -72,7 +72,8 @@ def _train(run: RunFolder, spec: TrainSpec, ranks: Ranks, report: Report, asked:
             f"{run.path} is already trained to iteration {reached} and has no LoRA of iteration {spec.iterations}; set "
             f"iterations to {reached} or more, or take a LoRA that is in {finished.parent}"
         )
-    trainer = Trainer(spec, ranks, resume)
+    first = resume is None and spec.lora.start_from is not None
+    trainer = Trainer(spec, ranks, resume, run.start_file(spec.lora.start_from) if first else None)
     if ranks.first:
         run.append("start", from_iteration=trainer.iteration, until=spec.iterations, base_model=base, **trainer.layout)
         if resume is not None:
@@ -152,6 +153,8 @@ def _export(run: RunFolder, trainer: Trainer, checkpoint: Checkpoint, base: str)
         "mixgrpo.guidance": f"{spec.sampling.guidance:g}",
     }
     lora = spec.lora
+    if lora.start_from is not None:
+        metadata["mixgrpo.started_from"] = lora.start_from
     export_lora(
         trainer.model.transformer,
         checkpoint.adapter,

@@ -52,9 +52,10 @@ class GraphServer:
     """``main.py --cpu`` on a free loopback port, with a base directory of its own.
 
     In it are also the data folder of the training backend that a graph may start, and the folder of the user's settings.
+    ``python`` runs ComfyUI; the backend always has the tests' own Python.
     """
 
-    def __init__(self, comfyui: Path, base: Path, weights: Path):
+    def __init__(self, comfyui: Path, base: Path, weights: Path, python: str = sys.executable):
         self.base, self._log_path = base, base / "server.log"
         self.data, self.config = base / "mixgrpo data", base / "mixgrpo config"
         for name in ("models", "custom_nodes", "input", "output", "temp", "user"):
@@ -62,7 +63,7 @@ class GraphServer:
         self.packs = [copy_pack(base / "custom_nodes" / name, weights) for name in PACK_NAMES]
         self.url = f"http://127.0.0.1:{_free_port()}"
         command = [
-            sys.executable, "main.py", "--cpu", "--base-directory", str(base), "--port", self.url.rsplit(":", 1)[1],
+            python, "main.py", "--cpu", "--base-directory", str(base), "--port", self.url.rsplit(":", 1)[1],
             "--disable-api-nodes", "--disable-auto-launch", "--database-url", "sqlite:///:memory:",
             "--preview-method", "latent2rgb",
         ]  # fmt: skip

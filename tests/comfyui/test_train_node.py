@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import os
 import signal
@@ -270,6 +271,26 @@ def test_load_lora_runs_again_when_the_job_has_a_newer_one(server: GraphServer):
     assert "load" in cached(load()), "the same LoRA is loaded again"
     server.run(train_graph(name="newer", seed=16, iterations=2))
     assert load()["outputs"]["load"]["mixgrpo_lora"][0]["lora"].endswith("000002.safetensors")
+
+
+def test_a_training_starts_from_a_lora_of_the_list(server: GraphServer):
+    first = trained(server.run(train_graph(name="first", seed=18)))
+    start = {"name": "second", "start_from": first["lora"]}
+    second = trained(server.run(train_graph(**start, iterations=1)))
+    assert second["job"] != first["job"]
+    spec = ask(server, "job", second["job"])["spec"]
+    file = server.base / "output" / "loras" / first["lora"]
+    assert spec["lora"]["start_from"] == hashlib.sha256(file.read_bytes()).hexdigest()
+    assert "train" in cached(server.wait(server.queue(train_graph(**start, iterations=1))))
+
+    graph = train_graph(**start, iterations=2) | {
+        "lora_settings": node("MixGRPO_LoraSettings", rank=4, alpha=4.0, targets="attention", rslora=False)
+    }
+    with pytest.raises(GraphError, match="rank"):
+        server.run(graph)
+    for name in ("../../secret.safetensors", "/etc/passwd", "nothing.safetensors"):
+        with pytest.raises(GraphError, match="start_from: there is no LoRA|value_not_in_list"):
+            server.run(train_graph(start_from=name))
 
 
 def test_a_file_of_the_same_name_is_never_overwritten(server: GraphServer):

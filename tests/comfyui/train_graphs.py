@@ -20,8 +20,8 @@ def train_graph(
     learnt = {"learning_rate": 1e-3, "weight_decay": 1e-4, "max_grad_norm": 1.0, "clip_range": 1e-3, "advantage_clip": 5.0,
               "updates_per_rollout": 1}  # fmt: skip
     widgets = {"prompts": CAPTION, "negative_prompt": "", "name": "graph", "iterations": 2, "group_size": 2,
-               "prompts_per_iteration": 1, "seed": 0, "checkpoint_every": 1, "wait": True, "unload_models": True,
-               "backend": "local"}  # fmt: skip
+               "prompts_per_iteration": 1, "seed": 0, "start_from": "base model", "checkpoint_every": 1,
+               "wait": True, "unload_models": True, "backend": "local"}  # fmt: skip
     return {
         "starter": node("MixGRPO_StarterModel"),
         "reward": node("MixGRPO_JpegCompressibility", weight=1.0),

@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
@@ -63,6 +64,8 @@ REFUSED = [
     ("lora.alpha", math.inf, "must be a finite number"),
     ("lora.targets", "everything", "must be 'attention' or 'attention+mlp'"),
     ("lora.rslora", [], "must be true or false"),
+    *[("lora.start_from", value, "must be the SHA-256 of a LoRA file") for value in ("", "a" * 63, "g" * 64, "../x", 7)],
+    ("lora.start_from", True, "cannot be true or false"),
     ("optimizer.learning_rate", 0, "must be above 0"),
     ("optimizer.learning_rate", math.nan, "must be a finite number"),
     ("optimizer.learning_rate", "fast", "must be a number"),
@@ -181,6 +184,15 @@ def test_the_identity_is_of_what_determines_the_numbers():
     assert changed.keys() | free.keys() == TrainSpec.model_fields.keys()
     identities = {name: parse_job(job() | {name: value}).identity() for name, value in changed.items()}
     assert len({plain.identity(), *identities.values()}) == len(changed) + 1
+
+
+def test_a_job_without_a_lora_to_start_from_keeps_the_identity_it_had():
+    """The constants are from before ``lora.start_from``: runs on disk are found by them."""
+    assert parse_job(job()).identity() == parse_job(job("lora.start_from", None)).identity() == "34f947644b5fbf03"
+    example = load_job(Path(__file__).parents[2] / "workflows" / "jobs" / "starter.yaml")
+    assert example.identity() == "ee397d0fca1c7756"
+    one, other, shouted = (parse_job(job("lora.start_from", digit * 64)) for digit in "abA")
+    assert len({parse_job(job()).identity(), one.identity(), other.identity()}) == 3 and shouted == one
 
 
 def test_the_same_number_in_other_words_is_the_same_job():
