@@ -296,15 +296,19 @@ def _sentence(problem: Any) -> str:
 
 
 def load_job(path: Path) -> TrainSpec:
-    """Read a job file: JSON where it is called so, else YAML, which is loaded without any power to run code.
+    """Read a job file; raises :class:`SpecError` like :func:`parse_job`, and when :func:`read_fields` cannot read it."""
+    return parse_job(read_fields(path))
+
+
+def read_fields(path: Path) -> Any:
+    """What a job file holds: JSON where it is called so, else YAML, which is loaded without any power to run code.
 
     Raises:
-        SpecError: the file is missing, cannot be parsed, or a field is wrong.
+        SpecError: the file is missing or cannot be parsed.
     """
     path = Path(path)
     parse = json.loads if path.suffix.lower() == ".json" else yaml.safe_load
     try:
-        fields = parse(path.read_text(encoding="utf-8"))
+        return parse(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:  # ValueError: PyYAML's for a date like 2026-13-01
         raise SpecError(f"cannot read the job file {path}: {' '.join(str(error).split())}") from error
-    return parse_job(fields)
