@@ -87,7 +87,9 @@ class GridColumn:
     note: str = ""
 
 
-def comparison_grid(columns: Sequence[GridColumn], row_labels: Sequence[str], titles: Sequence[str] = (), cell: int = 128) -> Image.Image:
+def comparison_grid(
+    columns: Sequence[GridColumn], row_labels: Sequence[str], titles: Sequence[str] = (), cell: int = 128
+) -> Image.Image:
     """Columns of R pictures side by side, each fitted into a square ``cell``, with labels above and at the left.
 
     Args:

@@ -165,8 +165,8 @@ def _measured(host: Host, index: int, entry: Entry, case: Case, on_step: OnStep)
     for member, latent in enumerate(latents):
         if not torch.isfinite(latent).all():
             raise LabError(
-                f"{entry.label!r} drew NaN or infinity in sample {member} of seed {case.seed}; use fewer guidance, a lower eta or "
-                "another solver, or compute in float32"
+                f"{entry.label!r} drew NaN or infinity in sample {member} of seed {case.seed}; use less guidance, a lower eta, "
+                "another solver, or float32"
             )
     return Draw(latents, *host.counted(), seconds, peak)
 

@@ -3,44 +3,37 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field, field_validator, model_validator
 
 from ..errors import MixGRPOError
-from ..flow.dynamics import SDE_DYNAMICS
 from ..flow.plan import RolloutPlan, SamplingMode, plan_rollout
 from ..flow.sigmas import dynamic_shift, shifted_sigmas
-from ..flow.solvers import SOLVERS
 from ..flow.window import Window
 from ..specs import ModelSpec, RewardSpec
-from ..specs.job import Count, Index, Seed, Shift, _parse, _Spec, read_fields
+from ..specs.base import Count, Index, Seed, Shift, Spec, parse
+from ..specs.job import read_fields
+from ..specs.sampling import ModeSpec
 from .entries import Case, Entry, check_equal_nfe, check_labels, check_memory
 
-Dynamics = Literal[tuple(SDE_DYNAMICS)]
-SolverName = Literal[tuple(SOLVERS)]
 
-
-class EntryWindow(_Spec):
+class EntryWindow(Spec):
     """The stochastic steps: ``size`` of them from ``start``; size 0 is the plain ODE."""
 
     start: Index = 0
     size: Index = 4
 
 
-class EntrySpec(_Spec):
-    """One sampler; the fields are those of a schedule, a window and a :class:`~..flow.plan.SamplingMode`."""
+class EntrySpec(Spec):
+    """One sampler: a table of sigmas, a window, its noise level, and what takes the steps; ``mode.log_prob`` has no say."""
 
     label: str
     steps: Annotated[int, Field(ge=1, le=1000)] = 25
     shift: Shift = 3.0
     eta: Annotated[float, Field(ge=0, le=10)] = 0.7
     window: EntryWindow = EntryWindow()
-    dynamics: Dynamics = "flow_sde"
-    solver: SolverName = "euler"
-    solver_after: SolverName | None = None
-    history: Literal["carry", "reset"] = "carry"
-    ratio: Annotated[float, Field(gt=0, le=1)] = 1.0
+    mode: ModeSpec = ModeSpec()
 
     @field_validator("label")
     @classmethod
@@ -50,9 +43,9 @@ class EntrySpec(_Spec):
         return label.strip()
 
     @property
-    def mode(self) -> SamplingMode:
-        """How its steps are taken."""
-        return SamplingMode(self.dynamics, "gaussian", self.solver, self.solver_after, self.history, self.ratio)
+    def flow_mode(self) -> SamplingMode:
+        """How its steps are taken, as the rollout takes it."""
+        return SamplingMode(**self.mode.model_dump())
 
     @property
     def flow_window(self) -> Window:
@@ -63,12 +56,12 @@ class EntrySpec(_Spec):
     def words(self) -> str:
         """What it is, in one line: "euler", or "flow_sde 0.7 at 0-3, dpmpp_2m x 0.4"."""
         first, stop = self.window.start, self.window.start + self.window.size
-        after = self.mode.after + (f" x {self.ratio:g}" if self.ratio < 1 else "")
+        solver, after = self.mode.solver, self.flow_mode.after + (f" x {self.mode.ratio:g}" if self.mode.ratio < 1 else "")
         if not self.eta or first == stop:
-            return after if not stop or after == self.solver else f"{self.solver} to {stop}, {after}"
+            return after if not stop or after == solver else f"{solver} to {stop}, {after}"
         steps = f"{first}" if stop == first + 1 else f"{first}-{stop - 1}"
-        before = f"{self.solver}, " if first else ""
-        return f"{before}{self.dynamics} {self.eta:g} at {steps}, {after}"
+        before = f"{solver}, " if first else ""
+        return f"{before}{self.mode.dynamics} {self.eta:g} at {steps}, {after}"
 
     def entry(self, table: Any) -> Entry:
         """The entry, with its cost.
@@ -81,12 +74,12 @@ class EntrySpec(_Spec):
         """
 
         def plan_of(steps: int) -> RolloutPlan:
-            return plan_rollout(table(steps), self.flow_window, self.eta, self.mode)
+            return plan_rollout(table(steps), self.flow_window, self.eta, self.flow_mode)
 
         return Entry(self.label, self.words, table(self.steps), plan_of(self.steps), plan_of)
 
 
-class CompareSpec(_Spec):
+class CompareSpec(Spec):
     """A whole comparison: every entry draws ``group_size`` samples of every prompt and seed, from one initial noise each.
 
     ``reference_steps`` is the length of the Euler run that latents are compared with (0: none); ``equal_nfe`` refuses entries
@@ -138,12 +131,12 @@ class CompareSpec(_Spec):
 
 def parse_compare(fields: Any) -> CompareSpec:
     """Build a comparison from plain data; raises :class:`~..specs.SpecError` with one clause for every field that is wrong."""
-    return _parse(CompareSpec, fields, "a comparison")
+    return parse(CompareSpec, fields, "a comparison")
 
 
 def parse_entry(fields: Any) -> EntrySpec:
     """Build a sampler's settings from plain data; raises like :func:`parse_compare`."""
-    return _parse(EntrySpec, fields, "an entry")
+    return parse(EntrySpec, fields, "an entry")
 
 
 def load_compare(path: Path) -> CompareSpec:

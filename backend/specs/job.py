@@ -157,8 +157,8 @@ def read_fields(path: Path) -> Any:
         SpecError: the file is missing or cannot be parsed.
     """
     path = Path(path)
-    parse = json.loads if path.suffix.lower() == ".json" else yaml.safe_load
+    decode = json.loads if path.suffix.lower() == ".json" else yaml.safe_load
     try:
-        return parse(path.read_text(encoding="utf-8"))
+        return decode(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:  # ValueError: PyYAML's for a date like 2026-13-01
         raise SpecError(f"cannot read the job file {path}: {' '.join(str(error).split())}") from error
