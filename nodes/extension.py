@@ -5,6 +5,7 @@ from __future__ import annotations
 from comfy_api.latest import ComfyExtension, io
 
 from .lora import LoadLora
+from .mode import SamplingModeNode
 from .rewards import HeldOutJudge, JpegCompressibility, JpegIncompressibility, SceneAccuracy
 from .rows import LabelledPictures
 from .sampler import FlowSampler, FlowSamplerObject
@@ -19,6 +20,7 @@ NODES: list[type[io.ComfyNode]] = [
     FlowSampler,
     FlowSamplerObject,
     FlowSigmas,
+    SamplingModeNode,
     SceneAccuracy,
     JpegCompressibility,
     JpegIncompressibility,

@@ -10,13 +10,14 @@ import torch
 from comfy_api.latest import io
 
 from ..backend.flow.noise import initial_noise
+from ..backend.flow.plan import MIXGRPO
 from ..backend.flow.rollout import Trajectory
 from ..backend.flow.sigmas import check_sigmas
 from ..backend.flow.window import Window
 from .checks import Conditioning, GraphError, check_conditioning, check_flow, spread, unseen_by_trainer
 from .sampling import GroupSettings, sample_groups
 from .schedule import schedule_inputs, sigma_table
-from .types import CATEGORY, TrajectoryType
+from .types import CATEGORY, Mode, TrajectoryType
 
 
 def _group_inputs() -> list[io.Input]:
@@ -36,6 +37,18 @@ def _group_inputs() -> list[io.Input]:
             "window_size", default=4, min=0, max=999,
             tooltip="Number of stochastic steps, which are the ones training learns from; 0 is ComfyUI's euler exactly. "
             "The last step is never stochastic.",
+        ),
+    ]  # fmt: skip
+
+
+def _mode_inputs() -> list[io.Input]:
+    """Behind all others, and optional: graphs that were saved before these existed mean their defaults."""
+    return [
+        Mode.Input("mode", optional=True, tooltip="Other dynamics, solvers or Flash, from Sampling Mode; without it, MixGRPO's."),
+        io.Int.Input(
+            "first_step", default=0, min=0, max=999, optional=True,
+            tooltip="The step that the sigmas begin with, when they are a part of a split table; the window counts from the "
+            "whole table's first step.",
         ),
     ]  # fmt: skip
 
@@ -66,6 +79,7 @@ class FlowSampler(io.ComfyNode):
                 ),
                 *_group_inputs(),
                 io.Sigmas.Input("sigmas", optional=True, tooltip="Used instead of steps, schedule and shift when connected."),
+                *_mode_inputs(),
             ],
             outputs=[
                 io.Latent.Output("samples", display_name="LATENT", tooltip="group size latents for every input latent."),
@@ -79,7 +93,7 @@ class FlowSampler(io.ComfyNode):
     @classmethod
     def execute(
         cls, model, positive, negative, latent_image, seed, steps, schedule, shift, cfg,
-        group_size, shared_noise, eta, window_start, window_size, sigmas=None,
+        group_size, shared_noise, eta, window_start, window_size, sigmas=None, mode=MIXGRPO, first_step=0,
     ) -> io.NodeOutput:  # fmt: skip
         import comfy.sample
 
@@ -90,7 +104,7 @@ class FlowSampler(io.ComfyNode):
         if sigmas is None:
             sigmas = sigma_table(schedule, steps, shift, model, latent)
         check_sigmas(sigmas)
-        settings = GroupSettings(group_size, shared_noise, eta, Window(window_start, window_size))
+        settings = GroupSettings(group_size, shared_noise, eta, Window(window_start, window_size), mode, first_step)
         unseen = unseen_by_trainer(model, positive, negative)
         if unseen:
             logging.warning(
@@ -113,15 +127,15 @@ class FlowSamplerObject(io.ComfyNode):
             display_name="MixGRPO Sampler (SAMPLER)",
             category=CATEGORY,
             description="MixGRPO's sampler for SamplerCustomAdvanced and every guider. The batch must be whole groups.",
-            inputs=_group_inputs(),
+            inputs=[*_group_inputs(), *_mode_inputs()],
             outputs=[io.Sampler.Output("sampler", display_name="SAMPLER", tooltip="For SamplerCustomAdvanced.")],
         )
 
     @classmethod
-    def execute(cls, group_size, shared_noise, eta, window_start, window_size) -> io.NodeOutput:
+    def execute(cls, group_size, shared_noise, eta, window_start, window_size, mode=MIXGRPO, first_step=0) -> io.NodeOutput:
         import comfy.samplers
 
-        settings = GroupSettings(group_size, shared_noise, eta, Window(window_start, window_size))
+        settings = GroupSettings(group_size, shared_noise, eta, Window(window_start, window_size), mode, first_step)
         return io.NodeOutput(comfy.samplers.KSAMPLER(sample_groups, extra_options={"settings": settings}))
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from ..backend.flow.noise import step_noise
+from ..backend.flow.plan import MIXGRPO, SamplingMode
 from ..backend.flow.rollout import Trajectory, rollout
 from ..backend.flow.window import Window
 from .checks import GraphError, check_flow
@@ -18,12 +19,18 @@ from .checks import GraphError, check_flow
 
 @dataclass(frozen=True)
 class GroupSettings:
-    """How a batch is drawn: groups of ``group_size`` rows, stochastic inside ``window``."""
+    """How a batch is drawn: groups of ``group_size`` rows, stochastic inside ``window``.
+
+    ``first_step`` is the absolute step that the sigmas begin with, when they are a part of a split table; the window counts
+    absolute steps.
+    """
 
     group_size: int
     shared_noise: bool
     eta: float
     window: Window
+    mode: SamplingMode = MIXGRPO
+    first_step: int = 0
 
 
 def sample_groups(
@@ -72,6 +79,8 @@ def sample_groups(
             size,
             shared=settings.shared_noise,
             on_step=lambda done, steps: bar.update(),
+            mode=settings.mode,
+            first_step=settings.first_step,
         )
     if record:
         record(trajectory)

@@ -21,6 +21,9 @@ PictureRows = io.Custom("MIXGRPO_ROWS")
 TrajectoryType = io.Custom("MIXGRPO_TRAJECTORY")
 """A :class:`~..backend.flow.rollout.Trajectory` on the CPU: window latents, means, stds and log-probabilities."""
 
+Mode = io.Custom("MIXGRPO_MODE")
+"""A :class:`~..backend.flow.plan.SamplingMode`: how the steps inside and outside the window are taken."""
+
 Sampling = io.Custom("MIXGRPO_SAMPLING")
 """A :class:`~..backend.specs.SamplingSpec`: how a trainer draws pictures."""
 

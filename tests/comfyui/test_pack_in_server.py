@@ -20,7 +20,7 @@ NODES = {
     "MixGRPO_StarterModel", "MixGRPO_Sampler", "MixGRPO_SamplerObject", "MixGRPO_Sigmas", "MixGRPO_SceneAccuracy",
     "MixGRPO_JpegCompressibility", "MixGRPO_JpegIncompressibility", "MixGRPO_ScoreImages", "MixGRPO_PictureRows",
     "MixGRPO_HeldOutJudge", "MixGRPO_SamplingSettings", "MixGRPO_LoraSettings", "MixGRPO_OptimizerSettings", "MixGRPO_TrainStep",
-    "MixGRPO_LoadLora",
+    "MixGRPO_LoadLora", "MixGRPO_SamplingMode",
 }  # fmt: skip
 NOT_COMFYUIS = {"diffusers", "peft", "accelerate", "typer", "rich", "matplotlib", "platformdirs"}
 
