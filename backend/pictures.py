@@ -1,9 +1,9 @@
-"""Pictures for people: labelled contact sheets and curves."""
+"""Pictures for people: labelled contact sheets."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -156,31 +156,3 @@ def _cut(text: str, width: int) -> str:
 def save_picture(path: Path, picture: Image.Image) -> Path:
     """Write a PNG atomically."""
     return write_atomically(path, lambda temporary: picture.save(temporary, format="PNG"))
-
-
-def plot_curves(path: Path, panels: Mapping[str, Mapping[str, Sequence[float | None]]], x_label: str = "iteration") -> Path:
-    """One panel per entry, one line per series (None leaves a gap), against 1, 2, 3, …; a thick line is the running mean."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(4.6 * len(panels), 3.4), layout="constrained")
-    FigureCanvasAgg(figure)
-    for axes, (title, series) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
-        for name, values in series.items():
-            points = [(place, value) for place, value in enumerate(values, 1) if value is not None]
-            if not points:
-                continue
-            places, heights = zip(*points, strict=True)
-            (line,) = axes.plot(places, heights, alpha=0.3, linewidth=1)
-            axes.plot(places, _running_mean(heights), color=line.get_color(), linewidth=2, label=name)
-        axes.set_title(title, fontsize=10)
-        axes.set_xlabel(x_label, fontsize=9)
-        axes.tick_params(labelsize=8)
-        axes.grid(alpha=0.25)
-        axes.legend(fontsize=8, frameon=False)
-    return write_atomically(path, lambda temporary: figure.savefig(temporary, format="png", dpi=120))
-
-
-def _running_mean(values: Sequence[float], width: int = 5) -> list[float]:
-    """Mean of the last ``width`` values at every place."""
-    return [sum(values[max(0, end - width) : end]) / min(width, end) for end in range(1, len(values) + 1)]
