@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..files import save_json, write_atomically
 from ..pictures import GridColumn, comparison_grid, save_picture
+from ..plot import compare_chart
 from ..specs import RewardSpec
 from .compare import Result
 from .entries import Case, LabError
@@ -39,15 +40,21 @@ class Comparison:
     grid: Image.Image
 
     @property
+    def chart(self) -> Image.Image:
+        """Quality against cost, and what was measured, as bars."""
+        return compare_chart(self.rows)
+
+    @property
     def json(self) -> dict[str, Any]:
         """Settings and table as one object."""
         return {"settings": self.settings, "table": self.rows}
 
     def save(self, folder: Path) -> None:
-        """Write table.csv, table.json and grid.png into a folder."""
+        """Write table.csv, table.json, grid.png and chart.png into a folder."""
         save_json(folder / "table.json", self.json)
         write_atomically(folder / "table.csv", self._write_csv)
         save_picture(folder / "grid.png", self.grid)
+        save_picture(folder / "chart.png", self.chart)
 
     def _write_csv(self, path: Path) -> None:
         names = list(self.rows[0]["scores"])
@@ -81,7 +88,7 @@ def conclude(
 def _grid(rows: Sequence[dict[str, Any]], pictures: Sequence[Tensor], cases: Sequence[Case]) -> Image.Image:
     columns = []
     for row, shown in zip(rows, pictures, strict=True):
-        reward = "" if row["reward"] is None else f" · reward {row['reward']:.2f}"
+        reward = "" if row["reward_mean"] is None else f" · reward {row['reward_mean']:.2f}"
         columns.append(GridColumn(torch.nan_to_num(shown[:, 0]), row["label"], f"NFE {row['nfe']:g}{reward}"))
     new = [not place or case.prompt != cases[place - 1].prompt for place, case in enumerate(cases)]
     titles = [case.prompt if first else "" for case, first in zip(cases, new, strict=True)]

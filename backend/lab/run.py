@@ -119,13 +119,13 @@ def _decoded(model: FlowModel, latents: Tensor) -> Tensor:
 def _tell(comparison: Comparison) -> None:
     table = Table(box=None, pad_edge=False)
     columns = ["sampler", "NFE", "rows", "ms", "RMSE", "diversity"]
-    scored = comparison.rows[0]["reward"] is not None
+    scored = comparison.rows[0]["reward_mean"] is not None
     columns += ["reward", "to first"] if scored else []
     for place, name in enumerate(columns):
         table.add_column(name, justify="right" if place else "left")
     for row in comparison.rows:
         cells = [row["label"], f"{row['nfe']:g}", f"{row['rows']:g}", f"{1000 * row['seconds']:.0f}"]
-        cells += [_number(row["rmse"]), _number(row["group_diversity"])]
+        cells += [_number(row["rmse"]), _number(row["diversity"])]
         if scored:
             cells += [_interval(row, "reward"), _interval(row, "difference", "+")]
         table.add_row(*cells)
@@ -134,7 +134,7 @@ def _tell(comparison: Comparison) -> None:
 
 def _interval(row: dict[str, Any], name: str, sign: str = "") -> str:
     """Mean and half width."""
-    mean, high = row[name], row[f"{name}_high"]
+    mean, high = row[f"{name}_mean"], row[f"{name}_high"]
     return _number(mean, sign) + ("" if high is None else f" ± {high - mean:.3f}")
 
 

@@ -14,8 +14,8 @@ from .compare import Result
 from .scores import weighted_sum
 
 COLUMNS = (
-    "label", "sampler", "steps", "nfe", "rows", "seconds", "peak_memory", "rmse", "group_diversity",
-    "reward", "reward_low", "reward_high", "difference", "difference_low", "difference_high", "failed",
+    "label", "sampler", "steps", "nfe", "rows", "seconds", "peak_memory", "rmse", "diversity",
+    "reward_mean", "reward_low", "reward_high", "difference_mean", "difference_low", "difference_high", "failed",
 )  # fmt: skip
 """The fields of a row, besides ``scores``; see :func:`make_table`."""
 
@@ -34,11 +34,12 @@ def make_table(results: Sequence[Result], scores: Sequence[Mapping[str, Tensor]]
     * ``nfe``: function evaluations of one sample; ``rows``: model rows of one group; ``seconds`` of one group, median over cases;
       ``peak_memory``: bytes on a CUDA device, else None.
     * ``rmse``: root mean square distance of all latents from the reference, in the model's own scale; None without one.
-    * ``group_diversity``: root mean square distance of two members of a group, averaged over pairs and groups; None for groups
+    * ``diversity``: root mean square distance of two members of a group, averaged over pairs and groups; None for groups
       of one. Deterministic samplers have 0.
-    * ``reward``, ``reward_low``, ``reward_high``: the weighted sum of the rewards, mean over cases of the groups' means, and
+    * ``reward_mean``, ``reward_low``, ``reward_high``: the weighted sum of the rewards, mean over cases of the groups' means, and
       Student's 95 % interval of it. Cases, not samples, are what is independent: members of a group share their noise.
-    * ``difference``, ``…_low``, ``…_high``: the same of each case's difference to the first entry, whose own are None.
+    * ``difference_mean``, ``difference_low``, ``difference_high``: the same of each case's difference to the first entry; None
+      for the first itself.
     * ``failed``: samples that could not be scored; they are left out of all of these.
     * ``scores``: mean over cases of each reward by name, without weights.
 
@@ -67,11 +68,11 @@ def _row(result: Result, values: Mapping[str, Tensor], total: Tensor | None, fir
         "seconds": result.seconds,
         "peak_memory": result.peak_memory,
         "rmse": None if result.references is None else rmse(result.latents, result.references),
-        "group_diversity": group_diversity(result.latents),
-        "reward": reward.mean,
+        "diversity": group_diversity(result.latents),
+        "reward_mean": reward.mean,
         "reward_low": reward.low,
         "reward_high": reward.high,
-        "difference": difference.mean,
+        "difference_mean": difference.mean,
         "difference_low": difference.low,
         "difference_high": difference.high,
         "failed": 0 if total is None else int(total.isnan().sum()),
