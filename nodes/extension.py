@@ -8,6 +8,8 @@ from .compare import CompareSamplers
 from .compare_entry import CompareEntry
 from .lora import LoadLora
 from .mode import SamplingModeNode
+from .plan import SamplingPlan
+from .plot import TrajectoryPlot
 from .rewards import HeldOutJudge, JpegCompressibility, JpegIncompressibility, SceneAccuracy
 from .rows import LabelledPictures
 from .sampler import FlowSampler, FlowSamplerObject
@@ -22,7 +24,9 @@ NODES: list[type[io.ComfyNode]] = [
     FlowSampler,
     FlowSamplerObject,
     FlowSigmas,
+    TrajectoryPlot,
     SamplingModeNode,
+    SamplingPlan,
     SceneAccuracy,
     JpegCompressibility,
     JpegIncompressibility,

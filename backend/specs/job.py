@@ -145,20 +145,38 @@ def mixed_reward(means: Mapping[str, float | None], weights: Mapping[str, float]
     return None if None in known else sum(mean * weight for mean, weight in zip(known, weights.values(), strict=True))
 
 
+class _JobLoader(yaml.SafeLoader):
+    """Without any power to run code, and a key given twice is an error: YAML's own rule, and PyYAML takes the last."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        lines: dict[str, int] = {}
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                continue
+            line = key.start_mark.line + 1
+            if key.value in lines:
+                raise SpecError(
+                    f"{key.value[:80]!r} in line {line} was given in line {lines[key.value]} already; keep one of them"
+                )
+            lines[key.value] = line
+        return node
+
+
 def load_job(path: Path) -> TrainSpec:
     """Read a job file; raises :class:`SpecError` like :func:`parse_job`, and when :func:`read_fields` cannot read it."""
     return parse_job(read_fields(path))
 
 
 def read_fields(path: Path) -> Any:
-    """What a job file holds: JSON where it is called so, else YAML, which is loaded without any power to run code.
+    """What a job file holds: JSON where it is called so, else YAML.
 
     Raises:
         SpecError: the file is missing or cannot be parsed.
     """
     path = Path(path)
-    decode = json.loads if path.suffix.lower() == ".json" else yaml.safe_load
     try:
-        return decode(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        return json.loads(text) if path.suffix.lower() == ".json" else yaml.load(text, _JobLoader)
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:  # ValueError: PyYAML's for a date like 2026-13-01
         raise SpecError(f"cannot read the job file {path}: {' '.join(str(error).split())}") from error

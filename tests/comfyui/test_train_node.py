@@ -172,6 +172,18 @@ def test_a_backend_that_dies_is_replaced(server: GraphServer):
     assert summary["curve"]["iteration"] == list(range(1, 41))
 
 
+def test_modes_and_policies_reach_the_trainer(server: GraphServer):
+    window = {"window_policy": "random", "window_start": 1, "window_stride": 3, "mode": ["mode", 0]}
+    mode = node("MixGRPO_SamplingMode", dynamics="cps", log_prob="variance_free", solver="euler", solver_after="dpmpp_2m",
+                history="reset", ratio=0.5)  # fmt: skip
+    made = trained(server.run(train_graph(name="modes", iterations=1, sampling=window | {"steps": 6}) | {"mode": mode}))
+    sampling = ask(server, "job", made["job"])["spec"]["sampling"]
+    assert sampling["mode"] == mode["inputs"]
+    assert {name: value for name, value in sampling["window"].items() if value is not None} == {
+        "policy": "random", "size": 1, "first": 1,
+    }  # fmt: skip
+
+
 REFUSALS = {
     "no prompt": ({"prompts": " \n "}, "there is no prompt to train on"),
     "bad name": ({"name": "../up"}, "name: may hold up to 64 letters"),

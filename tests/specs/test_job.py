@@ -252,6 +252,37 @@ def test_an_unreadable_job_file_is_refused_in_one_line(tmp_path, monkeypatch, na
     assert "\n" not in str(refused.value) and not (tmp_path / "hacked").exists()
 
 
+@pytest.mark.parametrize(
+    ("text", "key", "line", "before"),
+    [
+        ("seed: 1\nprompts: [a]\nseed: 2\n", "seed", 3, 1),
+        ("prompts: [a]\nlora:\n  rank: 4\n  # more\n  \"rank\": 8\n", "rank", 5, 3),
+        ("rewards: [{scorer: x, weight: 1, weight: 2}]\n", "weight", 1, 1),
+        ("seed: 1\n? seed\n: 1\n", "seed", 2, 1),
+    ],
+)
+def test_a_key_given_twice_is_refused_with_its_lines(tmp_path, text, key, line, before):
+    (tmp_path / "job.yaml").write_text(text, encoding="utf-8")
+    with pytest.raises(SpecError, match=f"job.yaml: '{key}' in line {line} was given in line {before} already; keep one"):
+        load_job(tmp_path / "job.yaml")
+
+
+def test_the_same_key_in_different_places_and_a_merge_are_no_repetition(tmp_path):
+    """What a merge brings in may be given anew, however deep the merged mapping lies."""
+    text = """
+prompts: [a red circle]
+rewards:
+  - &first {scorer: one, weight: 1, options: &options {partial: true}}
+  - {<<: *first, scorer: two, weight: 2}
+monitors:
+  - {scorer: three, weight: 3, options: {<<: *options, partial: false}}
+"""
+    (tmp_path / "job.yaml").write_text(text, encoding="utf-8")
+    spec = load_job(tmp_path / "job.yaml")
+    assert [(one.scorer, one.weight) for one in (*spec.rewards, *spec.monitors)] == [("one", 1), ("two", 2), ("three", 3)]
+    assert [one.options["partial"] for one in (*spec.rewards, *spec.monitors)] == [True, True, False]
+
+
 def test_a_missing_job_file_and_a_folder_are_refused(tmp_path):
     with pytest.raises(SpecError, match="cannot read the job file .*No such file"):
         load_job(tmp_path / "job.yaml")
