@@ -174,14 +174,16 @@ def test_progress_counts_all_steps_and_interrupt_stops(comfy, graph, monkeypatch
     import comfy.model_management
     import comfy.utils
 
-    seen = []
+    seen, shown = [], []
 
     class Bar:
         def __init__(self, total):
+            self.total = total
             seen.append(total)
 
         def update_absolute(self, value, total=None, preview=None):
             seen.append(value)
+            shown.append(preview)
             if value == 30:
                 comfy.model_management.interrupt_current_processing()
 
@@ -190,6 +192,7 @@ def test_progress_counts_all_steps_and_interrupt_stops(comfy, graph, monkeypatch
     run(graph, entries, seeds=1, reference_steps=5)
     total = 5 + 6 + 6 + 6  # reference, the draw that warms up, each entry: of flash's 9 steps 6 are taken
     assert seen[0] == total == seen[-1] and sorted(seen[1:]) == seen[1:]
+    assert shown[-1][1].height > 128, "the page shows the last preview, not the output"
     seen.clear()
     with pytest.raises(comfy.model_management.InterruptProcessingException):
         run(graph, entries, seeds=9, reference_steps=5)
