@@ -203,9 +203,6 @@ class GraphHost:
         return self._model.model.process_latent_in(samples.float())
 
     def _count_call(self, executor: Callable, *args: Any, **kwargs: Any) -> Tensor:
-        from comfy.model_management import throw_exception_if_processing_interrupted
-
-        throw_exception_if_processing_interrupted()
         self._calls += 1
         return executor(*args, **kwargs)
 
@@ -272,9 +269,6 @@ def _numbers_in_a_picture(vae: Any, latent: Tensor) -> int:
 
 def _decoded(model: Any, vae: Any, latents: Tensor) -> Tensor:
     """Pictures (cases, G, frames, height, width, 3) on the CPU of latents (cases, G, …) in the model's scale."""
-    from comfy.model_management import throw_exception_if_processing_interrupted
-
-    throw_exception_if_processing_interrupted()
     images = vae.decode(model.model.process_latent_out(latents.flatten(0, 1)))[..., :3].float().cpu()
     frames = images if images.ndim == 5 else images[:, None]
     return frames.unflatten(0, latents.shape[:2])

@@ -144,6 +144,13 @@ def test_a_part_of_a_table_has_a_reference_from_where_it_begins(comfy, graph):
     assert max(row["rmse"] for row in rows) < 0.03
 
 
+def test_a_mask_keeps_its_region(graph):
+    picture = torch.rand(1, 16, 8, 8, generator=torch.Generator().manual_seed(1))
+    latent = {"samples": picture, "noise_mask": torch.zeros(1, 1, 8, 8)}
+    images = run(graph, entry("a"), latent=latent, seeds=1, group_size=1).result[1]
+    assert torch.allclose(images, graph.vae.decode(picture).cpu(), atol=1e-4)
+
+
 def test_equal_nfe_is_known_before_or_after_the_first_seed(comfy, graph):
     from mixgrpo.backend.lab.entries import LabError
 
@@ -193,10 +200,11 @@ def test_progress_counts_all_steps_and_interrupt_stops(comfy, graph, monkeypatch
     total = 5 + 6 + 6 + 6  # reference, the draw that warms up, each entry: of flash's 9 steps 6 are taken
     assert seen[0] == total == seen[-1] and sorted(seen[1:]) == seen[1:]
     assert shown[-1][1].height > 128, "the page shows the last preview, not the output"
-    seen.clear()
-    with pytest.raises(comfy.model_management.InterruptProcessingException):
-        run(graph, entries, seeds=9, reference_steps=5)
-    assert seen[-1] == 30
+    for running in (entries, entry("stock", **stock(comfy, graph, "euler", 6))):
+        seen.clear()
+        with pytest.raises(comfy.model_management.InterruptProcessingException):
+            run(graph, running, seeds=9, reference_steps=5)
+        assert seen[-1] == 30
 
 
 def test_nothing_given_is_changed(graph):

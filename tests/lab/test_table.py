@@ -88,7 +88,8 @@ def test_without_rewards_and_reference_their_columns_are_empty():
 
 def test_everything_is_kept_in_files(tmp_path):
     results = [result(label, torch.randn(2, 2, 3), torch.randn(2, 3)) for label in ("a, b", "c")]
-    pictures = [torch.rand(2, 2, 3, 32, 32)] * 2
+    shades = torch.tensor([[0.2, 1.0], [0.4, 1.0]])[:, :, None, None, None]  # of the first and the second of each group
+    pictures = [shades.expand(2, 2, 3, 32, 32), 0.5 * shades.expand(2, 2, 3, 32, 32)]
     cases = [Case("any", 7), Case("any", 8)]
     comparison = conclude({"seeds": 2}, results, pictures, cases, rewards(jpeg_compressibility=1.0))
     comparison.save(tmp_path)
@@ -97,6 +98,8 @@ def test_everything_is_kept_in_files(tmp_path):
         read = list(csv.DictReader(file))
     assert [row["label"] for row in read] == ["a, b", "c"]
     assert [*read[0]] == [*COLUMNS, "jpeg_compressibility"] and read[0]["peak_memory"] == ""
+    shown = [[comparison.grid.getpixel((across, down))[0] for across in (-200, -60)] for down in (-200, -60)]
+    assert shown == [[51, 26], [102, 51]], "rows are cases, columns are samplers, of each group the first"
     assert float(read[1]["rmse"]) == comparison.rows[1]["rmse"]
     assert float(read[1]["jpeg_compressibility"]) == comparison.rows[1]["scores"]["jpeg_compressibility"]
 
