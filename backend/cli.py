@@ -64,14 +64,19 @@ def train(
     job: Annotated[Path, typer.Argument(help="Job file, YAML or JSON.")],
     out: Annotated[Path | None, typer.Option(help="Run folder (default: runs/NAME).")] = None,
     ranks: Annotated[int, typer.Option(min=1, help="Processes to train with, one per GPU.")] = 1,
+    start_from: Annotated[
+        Path | None, typer.Option(help="A LoRA that this project trained, to go on from; the base model otherwise.")
+    ] = None,
 ) -> None:
     """Train a job; run the same command again to continue a stopped run, or with more iterations to go further."""
     from .specs import load_job
-    from .train.launch import run_job
+    from .train.launch import run_job, starting_from
 
     with _Refusals():
         spec = load_job(job)
-        lora = run_job(spec, out or Path("runs") / spec.name, ranks)
+        if start_from is not None:
+            spec = starting_from(spec, start_from)
+        lora = run_job(spec, out or Path("runs") / spec.name, ranks, start_from)
         console.print(f"LoRA: {lora}", soft_wrap=True)
 
 

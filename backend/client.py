@@ -11,17 +11,19 @@ import hashlib
 import os
 import secrets
 import subprocess
+import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import aiohttp
 
 from .errors import MixGRPOError
-from .places import API, data_dir, private_folder, read_state
+from .files import StorageError, sha256_of
+from .places import API, LORA_BYTES, data_dir, private_folder, read_state
 from .settings import BOOTSTRAP, LOCAL, backend_python, load_settings, python_environment, settings_file
 
 SETTLED = frozenset({"paused", "cancelled", "failed", "done"})
@@ -29,6 +31,7 @@ SETTLED = frozenset({"paused", "cancelled", "failed", "done"})
 START_SECONDS = 120.0
 _ANSWER_SECONDS = 20.0
 _MEBIBYTE = 2**20
+_T = TypeVar("_T")
 _started: list[subprocess.Popen[bytes]] = []  # their standard input must stay open as long as this process lives
 
 
@@ -63,6 +66,30 @@ class Backend:
         """Submit a job's fields; returns the job: attached to, finished, continued or new."""
         return await self._json("POST", "/v1/jobs", json={"spec": spec, "detached": detached})
 
+    async def upload_lora(self, path: Path) -> str:
+        """Send a LoRA file, unless it is there, and return its SHA-256, which is a job's ``lora.start_from``.
+
+        Raises:
+            StorageError: the file cannot be read, or is larger than a backend takes.
+            BackendError: of kind BadLora, when it is no safetensors file.
+        """
+        digest = await asyncio.to_thread(sha256_of, path)
+        try:
+            await self._json("GET", f"/v1/loras/{digest}")
+            return digest
+        except BackendError as error:
+            if error.kind != "UnknownLora":
+                raise
+        size = path.stat().st_size
+        if size > LORA_BYTES:
+            raise StorageError(f"{path} has {size} bytes, a backend takes LoRA files of up to {LORA_BYTES}; use a smaller rank")
+        with open(path, "rb") as file:
+            headers = {"Content-Type": "application/octet-stream"}
+            sent = await self._json("POST", "/v1/loras", seconds=None, data=file, headers=headers)
+        if sent["sha256"] != digest:
+            raise BackendUnreachable(f"{path} arrived damaged at {self.address}; try again")
+        return digest
+
     async def jobs(self) -> list[dict[str, Any]]:
         """All jobs, the newest first."""
         return (await self._json("GET", "/v1/jobs"))["jobs"]
@@ -89,7 +116,7 @@ class Backend:
         Returns as soon as there is an event or the state is another than ``state``, at the latest after ``wait`` seconds (30).
         """
         query = {"after": str(after), "wait": f"{wait:g}"} | ({} if state is None else {"state": state})
-        return await self._json("GET", _path(job_id, "events"), params=query)
+        return await self._json("GET", _path(job_id, "events"), _ANSWER_SECONDS + wait, params=query)
 
     async def follow(self, job_id: str, after: int = 0, wait: float = 10.0) -> AsyncIterator[dict[str, Any]]:
         """What :meth:`events` returns, at least every ``wait`` seconds, the last time when the job is settled."""
@@ -135,8 +162,10 @@ class Backend:
             part.unlink(missing_ok=True)
         return destination
 
-    async def _json(self, method: str, path: str, **options: Any) -> dict[str, Any]:
-        seconds = _ANSWER_SECONDS + float(options.get("params", {}).get("wait", 0))
+    async def _json(
+        self, method: str, path: str, seconds: float | None = _ANSWER_SECONDS, **options: Any
+    ) -> dict[str, Any]:
+        """Ask within so many seconds; without a number only silence counts, since sending a file may take its time."""
         try:
             async with (
                 self._session(seconds) as session,
@@ -235,9 +264,30 @@ class _Log:
         return lines[-1] if lines else "it said nothing"
 
 
+async def _apart(work: Callable[[], _T]) -> _T:
+    """Like ``asyncio.to_thread``, but neither an interrupt nor the loop's end waits for ``work``, which may take a minute."""
+    loop = asyncio.get_running_loop()
+    result: asyncio.Future[_T] = loop.create_future()
+
+    def settle(set_result: Callable[[Any], None], value: Any) -> None:
+        if not result.done():
+            set_result(value)
+
+    def run() -> None:
+        try:
+            settled = (result.set_result, work())
+        except Exception as error:  # whatever it is, it is raised where the result is awaited
+            settled = (result.set_exception, error)
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(settle, *settled)
+
+    threading.Thread(target=run, daemon=True).start()
+    return await result
+
+
 async def _start(folder: Path) -> Backend:
     """Start a backend that ends some time after this process; of several started at once, one gets the folder's lock."""
-    python = await asyncio.to_thread(backend_python)
+    python = await _apart(backend_python)
     log = _Log(folder)
     command = [str(python), str(BOOTSTRAP), "serve", "--data", str(folder), "--with-parent"]
     detached: dict[str, Any] = {"start_new_session": True} if os.name == "posix" else {"creationflags": _NO_WINDOW}

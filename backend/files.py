@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import secrets
 import shutil
 import stat
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -102,6 +104,29 @@ def load_metadata(path: Path) -> dict[str, str]:
             return dict(file.metadata() or {})
     except (SafetensorError, OSError, ValueError) as error:
         raise StorageError(f"{path} is not a readable safetensors file ({error})") from error
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file's bytes, hexadecimal; raises :class:`StorageError` when it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise StorageError(f"cannot read {path}: {error.strerror or error}; check the name") from error
+
+
+def known_sha256(path: Path) -> str:
+    """:func:`sha256_of`, computed once for a file of this path, size and time of change."""
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise StorageError(f"cannot read {path}: {error.strerror or error}; check the name") from error
+    return _known_sha256(path, status.st_size, status.st_mtime_ns)
+
+
+@lru_cache(maxsize=4096)
+def _known_sha256(path: Path, _size: int, _changed: int) -> str:
+    return sha256_of(path)
 
 
 def save_json(path: Path, value: Any) -> Path:

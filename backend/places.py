@@ -16,6 +16,8 @@ from .errors import MixGRPOError
 
 API = 1
 """Version of the interface between client and server; they may come from two copies of this project."""
+LORA_BYTES = 2 * 2**30
+"""The largest LoRA file that a client sends and a server takes."""
 _NAME = "mixgrpo"
 
 

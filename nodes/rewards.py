@@ -100,3 +100,23 @@ class JpegIncompressibility(io.ComfyNode):
     @classmethod
     def execute(cls, weight, rewards=None) -> io.NodeOutput:
         return io.NodeOutput(add_reward(rewards, "jpeg_incompressibility", weight))
+
+
+class HeldOutJudge(io.ComfyNode):
+    """A second opinion on scenes, which no training may use as its reward."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="MixGRPO_HeldOutJudge",
+            display_name="Held-Out Judge",
+            category=CATEGORY,
+            description="A small trained judge of the starter's scenes. It only watches: connect it to Score Images or to the "
+            "monitors of GRPO Train Step, to see whether a reward is being gamed.",
+            inputs=_inputs(),
+            outputs=_outputs(),
+        )
+
+    @classmethod
+    def execute(cls, weight, rewards=None) -> io.NodeOutput:
+        return io.NodeOutput(add_reward(rewards, "held_out_judge", weight))

@@ -43,6 +43,16 @@ def score_images(images: torch.Tensor, prompts: list[str], rewards: tuple[Reward
     return {name: scorer.score(pixels, prompts) for name, scorer in scorers.items()}
 
 
+def total_score(values: dict[str, torch.Tensor], rewards: tuple[RewardSpec, ...]) -> torch.Tensor:
+    """The sum of weight x reward (N,); NaN where one of them could not be scored."""
+    return sum(reward.weight * values[reward.scorer] for reward in rewards)
+
+
+def json_number(value: torch.Tensor) -> float | None:
+    """A finite number or None: JSON has no NaN, and the page's parser stops at one."""
+    return value.item() if value.isfinite() else None
+
+
 class ScoreImages(io.ComfyNode):
     """Scores every picture with the weighted sum of the rewards and sorts by it."""
 
@@ -74,16 +84,11 @@ class ScoreImages(io.ComfyNode):
     @classmethod
     def execute(cls, images, rewards, prompts) -> io.NodeOutput:
         values = score_images(images, prompts_for(prompts, len(images)), rewards)
-        total = sum(reward.weight * values[reward.scorer] for reward in rewards)
+        total = total_score(values, rewards)
         order = total.nan_to_num(-math.inf).argsort(descending=True, stable=True)
         rows = [
-            {"image": row, "score": _number(total[row]), **{name: _number(value[row]) for name, value in values.items()}}
+            {"image": row, "score": json_number(total[row]), **{name: json_number(value[row]) for name, value in values.items()}}
             for row in order.tolist()
         ]
         ranked = images[order.to(images.device)]
         return io.NodeOutput(ranked, total[order].tolist(), ranked[:1], ui={"mixgrpo_scores": rows})
-
-
-def _number(value: torch.Tensor) -> float | None:
-    """JSON has no NaN, and the page's parser stops at one."""
-    return value.item() if value.isfinite() else None

@@ -15,5 +15,20 @@ ModelReference = io.Custom("MIXGRPO_MODEL")
 Rewards = io.Custom("MIXGRPO_REWARDS")
 """A tuple of :class:`~..backend.specs.RewardSpec`, one per scorer."""
 
+PictureRows = io.Custom("MIXGRPO_ROWS")
+"""A tuple of :class:`~.rows.PictureRow`: pictures on the CPU, a label and, when rewards were connected, scores."""
+
 TrajectoryType = io.Custom("MIXGRPO_TRAJECTORY")
 """A :class:`~..backend.flow.rollout.Trajectory` on the CPU: window latents, means, stds and log-probabilities."""
+
+Mode = io.Custom("MIXGRPO_MODE")
+"""A :class:`~..backend.flow.plan.SamplingMode`: how the steps inside and outside the window are taken."""
+
+Sampling = io.Custom("MIXGRPO_SAMPLING")
+"""A :class:`~..backend.specs.SamplingSpec`: how a trainer draws pictures."""
+
+LoraSettings = io.Custom("MIXGRPO_LORA_SETTINGS")
+"""A :class:`~..backend.specs.LoraSpec`: the adapter to train."""
+
+OptimizerSettings = io.Custom("MIXGRPO_OPTIMIZER")
+"""A :class:`~..backend.specs.OptimizerSpec`."""

@@ -1,5 +1,6 @@
 """The command line as a person uses it: real processes, real files."""
 
+import hashlib
 import json
 import os
 import subprocess
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from mixgrpo.backend.files import load_metadata
 from mixgrpo.backend.specs import load_job
 
 ROOT = Path(__file__).parents[1]
@@ -74,9 +76,22 @@ def test_the_example_job_trains_and_the_same_command_again_trains_nothing(tmp_pa
     assert [event["event"] for event in events].count("iteration") == 1
 
 
+def test_a_job_starts_from_a_lora_file_and_says_so_in_its_own(demo, tmp_path):
+    lora = Path(json.loads((demo[0] / "summary.json").read_text())["lora"])
+    text = (ROOT / "workflows" / "jobs" / "starter.yaml").read_text().replace("iterations: 20", "iterations: 1")
+    (tmp_path / "job.yaml").write_text(text.replace("prompts_per_iteration: 4", "prompts_per_iteration: 1"))
+    ended = mixgrpo("train", "job.yaml", "--out", "run", "--start-from", lora, cwd=tmp_path)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    trained = load_metadata(tmp_path / "run" / "lora" / "starter-example_000001.safetensors")
+    assert trained["mixgrpo.started_from"] == hashlib.sha256(lora.read_bytes()).hexdigest()
+    refused = mixgrpo("train", "job.yaml", "--out", "run", cwd=tmp_path)
+    assert refused.returncode == 1 and "lora.start_from was" in refused.stdout, refused.stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "cause"),
     [
+        (["train", ROOT / "workflows" / "jobs" / "starter.yaml", "--start-from", "missing.safetensors"], "missing.safetensors"),
         (["train", "missing.yaml"], "missing.yaml"),
         (["sample", "--prompt", CAPTION, "--lora", "missing.safetensors"], "missing.safetensors"),
         (["sample", "--prompt", CAPTION, "--steps", "4", "--lora", "pickle.pt"], "pickle"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import hmac
 import json
 import time
@@ -13,10 +14,11 @@ from urllib.parse import urlsplit
 from aiohttp import web
 
 from ..errors import MixGRPOError
-from ..files import StorageError
+from ..files import StorageError, known_sha256
 from ..specs import SpecError
 from ..specs.job import parse_job
 from ..train.run_folder import RunError
+from .loras import BadLora, LoraTooLarge, UnknownLora
 from .runs import UnknownFile, job_id
 from .store import Job, UnknownJob
 from .supervisor import JobConflict, Supervisor
@@ -41,13 +43,16 @@ class BadRequest(MixGRPOError):
 
 _STATUS: dict[type[MixGRPOError], int] = {
     BadRequest: 400,
+    BadLora: 400,
     SpecError: 400,
     BadToken: 401,
     Forbidden: 403,
     UnknownJob: 404,
     UnknownFile: 404,
+    UnknownLora: 404,
     JobConflict: 409,
     RunError: 409,
+    LoraTooLarge: 413,
     StorageError: 507,
 }
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -87,6 +92,8 @@ def make_app(
     api = Api(supervisor, about)
     app = web.Application(middlewares=[_refusals, _guard(token, hosts, activity)], client_max_size=4 * _MEBIBYTE)
     app.router.add_get("/v1/server", api.server)
+    app.router.add_post("/v1/loras", api.receive_lora)
+    app.router.add_get("/v1/loras/{sha256}", api.lora)
     app.router.add_post("/v1/jobs", api.submit)
     app.router.add_get("/v1/jobs", api.jobs)
     app.router.add_get("/v1/jobs/{id}", api.job)
@@ -155,6 +162,19 @@ class Api:
         """Who answers here."""
         return web.json_response(self._about)
 
+    async def receive_lora(self, request: web.Request) -> web.Response:
+        """Take in the file of a LoRA that jobs can start from."""
+        if request.content_type != "application/octet-stream":
+            raise BadRequest("send the LoRA file's bytes, with Content-Type: application/octet-stream")
+        loras = self._supervisor.loras
+        loras.check_size(request.content_length or 0)
+        return web.json_response({"sha256": await loras.receive(request.content.iter_chunked(_MEBIBYTE))})
+
+    async def lora(self, request: web.Request) -> web.Response:
+        """Whether a LoRA file is here."""
+        file = self._supervisor.loras.find(request.match_info["sha256"])
+        return web.json_response({"sha256": file.stem, "size": file.stat().st_size})
+
     async def submit(self, request: web.Request) -> web.Response:
         """Take a job in; the answer is the job, which may be finished already."""
         body = await _json_object(request)
@@ -162,7 +182,9 @@ class Api:
             raise BadRequest("a submission has the fields spec and, if wanted, detached")
         if not isinstance(body.get("detached", False), bool):
             raise BadRequest("detached must be true or false")
-        job = self._supervisor.submit(parse_job(body["spec"]), body.get("detached", False))
+        spec = parse_job(body["spec"])
+        await asyncio.to_thread(self._supervisor.check_base_model, spec)
+        job = self._supervisor.submit(spec, body.get("detached", False))
         return web.json_response(self._show(job))
 
     async def jobs(self, request: web.Request) -> web.Response:
@@ -208,11 +230,16 @@ class Api:
         return web.json_response({"artifacts": await asyncio.to_thread(run.artifacts)})
 
     async def artifact(self, request: web.Request) -> web.StreamResponse:
-        """One file, whole or a range of it."""
+        """One file; of a LoRA also a range."""
         run = self._supervisor.run(self._find(request).id)
-        file = run.file(request.match_info["kind"], request.match_info["name"])
-        digest = await asyncio.to_thread(run.digest, file)
-        headers = {"X-Checksum-SHA256": digest, "X-Content-Type-Options": "nosniff", "Content-Disposition": "attachment"}
+        kind, name = request.match_info["kind"], request.match_info["name"]
+        headers = {"X-Content-Type-Options": "nosniff", "Content-Disposition": "attachment"}
+        if kind == "samples":
+            sheet = await asyncio.to_thread(run.sheet, name)
+            headers["X-Checksum-SHA256"] = hashlib.sha256(sheet).hexdigest()
+            return web.Response(body=sheet, content_type="image/png", headers=headers)
+        file = run.file(kind, name)
+        headers["X-Checksum-SHA256"] = await asyncio.to_thread(known_sha256, file)
         return web.FileResponse(file, headers=headers)
 
     def _find(self, request: web.Request) -> Job:

@@ -19,6 +19,7 @@ from filelock import FileLock, Timeout
 from ..errors import MixGRPOError
 from ..places import API, data_dir, private_folder, remove_state, write_state
 from .app import LOOPBACK_NAMES, Activity, make_app
+from .loras import LoraFiles
 from .store import JobStore
 from .supervisor import Supervisor
 
@@ -108,7 +109,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 async def _serve(options: ServeOptions, listener: socket.socket, token: str) -> None:
     store = JobStore(options.data / "jobs.sqlite")
-    supervisor = Supervisor(store, options.data / "runs")
+    supervisor = Supervisor(store, options.data / "runs", LoraFiles(options.data / "loras"))
     activity, stop = Activity(), asyncio.Event()
     about = {"api": API, "pid": os.getpid(), "folder": str(Path(__file__).resolve().parents[2])}
     runner = web.AppRunner(make_app(supervisor, token, options.names, activity, about), access_log=None, shutdown_timeout=1.0)

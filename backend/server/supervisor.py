@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import MixGRPOError
+from ..models.weights import base_model_hash
 from ..specs import TrainSpec
 from ..specs.job import parse_job
 from ..train.run_folder import RunError, RunFolder
+from .loras import LoraFiles
 from .runs import Run
 from .store import ACTIVE, WORKING, Job, JobStore, State
 
@@ -37,8 +39,8 @@ class Attempt:
 class Supervisor:
     """Owns the job store and the worker process. All methods run on one event loop."""
 
-    def __init__(self, store: JobStore, runs: Path):
-        self.store, self.runs_folder = store, runs
+    def __init__(self, store: JobStore, runs: Path, loras: LoraFiles):
+        self.store, self.runs_folder, self.loras = store, runs, loras
         self._runs: dict[str, Run] = {}
         self._wake = asyncio.Event()
         self._worker: asyncio.subprocess.Process | None = None
@@ -50,12 +52,26 @@ class Supervisor:
 
     # ------------------------------------------------------------------ what a client asks
 
+    def check_base_model(self, spec: TrainSpec) -> None:
+        """Raise :class:`JobConflict` when what there is of a job was trained on other base weights than the present ones.
+
+        They are no part of a job's identity, so a finished LoRA of the old ones would be given back without a word. It may take
+        seconds to read them; it is safe in a thread.
+        """
+        was = self.run(spec.identity()).base_model()
+        if was is not None and was != (now := base_model_hash(spec.model)):
+            raise JobConflict(
+                f"job {spec.identity()} was trained on other weights of the base model ({was[:12]}, now {now[:12]}); put those "
+                "back, or change the job, its seed for example, to train anew on the present ones"
+            )
+
     def submit(self, spec: TrainSpec, detached: bool) -> Job:
         """Take a job in: attach to it while it goes on, give back what is finished, continue it, or begin it.
 
         Raises:
             JobConflict: the job is further than ``spec.iterations`` and has no LoRA of that iteration.
             RunError: another process uses its run folder.
+            UnknownLora: it begins with a LoRA file that is not here.
         """
         job_id, fields = spec.identity(), spec.model_dump(mode="json")
         job, run = self.store.find(job_id), self.run(job_id)
@@ -70,6 +86,8 @@ class Supervisor:
                 f"job {job_id} is already trained to iteration {reached} and keeps no LoRA of iteration {spec.iterations} "
                 f"(there are: {known}); set iterations to one of these, or to {reached} or more"
             )
+        if not reached and spec.lora.start_from is not None:
+            self.loras.find(spec.lora.start_from)
         folder = RunFolder(run.path)
         folder.lock()  # refuses a folder that, say, `mixgrpo train --out` uses
         folder.unlock()
@@ -153,6 +171,12 @@ class Supervisor:
     async def _work(self, job: Job) -> None:
         run = self.run(job.id)
         try:
+            digest = parse_job(job.spec).lora.start_from
+            if digest is not None and not run.reached():
+                await asyncio.to_thread(_put_start, RunFolder(run.path), self.loras.find(digest), digest)
+                job = self.store.get(job.id)
+                if job.state is not State.QUEUED:
+                    return  # stopped meanwhile
             _prepare(RunFolder(run.path), parse_job(job.spec))
             attempt = Attempt(run.log.stat().st_size if run.log.exists() else 0, run.reached())
             self.store.change(job.id, state=State.RUNNING)
@@ -200,6 +224,15 @@ def _prepare(folder: RunFolder, spec: TrainSpec) -> None:
     try:
         folder.open(spec)
         folder.withdraw_request()
+    finally:
+        folder.unlock()
+
+
+def _put_start(folder: RunFolder, lora: Path, digest: str) -> None:
+    """Put the LoRA that a job starts from into its folder; it may take seconds to copy."""
+    folder.lock()
+    try:
+        folder.put_start(lora, digest)
     finally:
         folder.unlock()
 

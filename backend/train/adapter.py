@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import math
+import re
+from pathlib import Path
 
 import torch
 from peft import LoraConfig
@@ -11,7 +14,7 @@ from torch import nn
 from ..errors import MixGRPOError
 from ..flow.noise import derive_seed
 from ..models.families import LORA_TARGETS
-from ..models.lora_export import LoraAdapter
+from ..models.lora_export import LoraAdapter, load_lora
 from ..specs import LoraSpec, OptimizerSpec
 from .ranks import full, like
 
@@ -19,7 +22,7 @@ _ADAPTER = "default"
 
 
 class AdapterError(MixGRPOError):
-    """Tensors that are not those of the adapter they are to fill."""
+    """Tensors, or a LoRA file, that are not those of the adapter they are to fill."""
 
 
 def lora_config(spec: LoraSpec) -> LoraConfig:
@@ -33,6 +36,43 @@ def add_adapter(transformer: nn.Module, spec: LoraSpec, seed: int) -> None:
     torch.manual_seed(derive_seed(seed, "adapter"))
     transformer.add_adapter(lora_config(spec), adapter_name=_ADAPTER)
     torch.set_rng_state(state)
+
+
+def read_start(path: Path, transformer: nn.Module, spec: LoraSpec) -> dict[str, torch.Tensor]:
+    """The tensors of the LoRA file that an adapter of this spec starts from; call it before :func:`add_adapter`.
+
+    Raises:
+        AdapterError: its rank, alpha or layers are not the spec's; the message says both and what to set.
+        MixGRPOError: it is no LoRA of this model (see :func:`~..models.lora_export.load_lora`).
+    """
+    lora, said = load_lora(path, transformer), "the LoRA to start from"
+    if lora.rank != spec.rank:
+        raise AdapterError(f"{said} has rank {lora.rank}, but lora.rank is {spec.rank}; set lora.rank to {lora.rank}")
+    factor = math.sqrt(spec.rank) if spec.rslora else 1.0  # what the file's alpha was multiplied by, if it was made like this
+    if not math.isclose(lora.alpha, spec.alpha * factor, rel_tol=1e-6):  # the file holds it as a float32
+        raise AdapterError(
+            f"{said} is scaled by an alpha of {lora.alpha:.9g}, but lora.alpha {spec.alpha:g} "
+            f"{'with' if spec.rslora else 'without'} rslora means {spec.alpha * factor:.9g}; set lora.alpha to "
+            f"{lora.alpha / factor:.9g}"
+        )
+    layers, wanted = set(lora.layers), _layers(transformer, spec.targets)
+    if layers != wanted:
+        fitting = [targets for targets in LORA_TARGETS if _layers(transformer, targets) == layers]
+        way_out = f"set lora.targets to {fitting[0]}" if fitting else "start from a LoRA that adapts exactly these layers"
+        raise AdapterError(
+            f"{said} adapts {len(layers)} layers, but lora.targets {spec.targets} means {len(wanted)} "
+            f"({sorted(layers ^ wanted)[0]} is in one of them only); {way_out}"
+        )
+    return lora.tensors
+
+
+def _layers(transformer: nn.Module, targets: str) -> set[str]:
+    """The layers that peft adapts for one of the targets."""
+    return {
+        name
+        for name, module in transformer.named_modules()
+        if isinstance(module, nn.Linear) and re.fullmatch(LORA_TARGETS[targets], name)
+    }
 
 
 def put_lora(transformer: nn.Module, lora: LoraAdapter) -> None:

@@ -10,8 +10,8 @@ import torch
 
 from ..console import console, describe, log_iteration, progress_bar
 from ..errors import MixGRPOError
-from ..files import load_json
-from ..specs import TrainSpec
+from ..files import load_json, sha256_of
+from ..specs import SpecError, TrainSpec
 from .ranks import Ranks
 from .run_folder import RunFolder
 from .worker import train
@@ -21,9 +21,40 @@ class LaunchError(MixGRPOError):
     """The worker processes ended without finishing the run."""
 
 
-def run_job(spec: TrainSpec, folder: Path, ranks: int = 1) -> Path:
-    """Train a job in ``folder`` with so many processes, showing progress, and return the finished LoRA's path."""
+def starting_from(spec: TrainSpec, lora: Path) -> TrainSpec:
+    """The job with ``lora.start_from`` naming this file; raises :class:`SpecError` when it names another."""
+    digest, named = sha256_of(lora), spec.lora.start_from
+    if named not in (None, digest):
+        raise SpecError(
+            f"lora.start_from of the job is {named[:12]}…, but the SHA-256 of {lora} is {digest[:12]}…; name the right file, or "
+            "take lora.start_from out of the job"
+        )
+    return spec.model_copy(update={"lora": spec.lora.model_copy(update={"start_from": digest})})
+
+
+def run_job(spec: TrainSpec, folder: Path, ranks: int = 1, start: Path | None = None) -> Path:
+    """Train a job in ``folder`` with so many processes, showing progress, and return the finished LoRA's path.
+
+    Args:
+        start: the file that ``spec.lora.start_from`` names; a run that has it already needs none.
+    """
+    if ranks > 1:
+        Ranks(0, ranks, torch.device("cpu")).share(spec.prompts_per_iteration, "prompts per iteration")
+    if ranks > 1 or start is not None:
+        _prepare(spec, folder, start)
     return _run_here(spec, folder) if ranks == 1 else _run_ranks(spec, folder, ranks)
+
+
+def _prepare(spec: TrainSpec, folder: Path, start: Path | None) -> None:
+    """Check the job and put it into its folder before any process starts; the workers read it from there."""
+    run = RunFolder(folder)
+    run.lock()
+    try:
+        run.open(spec)
+        if start is not None and spec.lora.start_from is not None:
+            run.put_start(start, spec.lora.start_from)
+    finally:
+        run.unlock()
 
 
 def _run_here(spec: TrainSpec, folder: Path) -> Path:
@@ -37,13 +68,7 @@ def _run_here(spec: TrainSpec, folder: Path) -> Path:
 
 
 def _run_ranks(spec: TrainSpec, folder: Path, ranks: int) -> Path:
-    Ranks(0, ranks, torch.device("cpu")).share(spec.prompts_per_iteration, "prompts per iteration")
     run = RunFolder(folder)
-    run.lock()
-    try:
-        run.open(spec)  # the job is checked before any process starts; the workers read it from the folder
-    finally:
-        run.unlock()
     worker = f"{__package__}.worker"
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "--max-restarts=0"]
     console.print(f"starting {ranks} processes")

@@ -1,14 +1,15 @@
 """The folder of one run: its job, its events, its checkpoints, its LoRAs.
 
-``spec.json`` is the job; ``events.jsonl`` only grows, and every line carries the attempt that wrote it; ``checkpoints/``
-holds pairs of a safetensors file and the JSON that, written last, declares it complete; ``lora/`` what graphs load;
+``spec.json`` is the job; ``start.safetensors`` the LoRA it starts from, if it names one; ``events.jsonl`` only grows, and
+every line carries the attempt that wrote it; ``checkpoints/`` holds pairs of a safetensors file and the JSON that, written
+last, declares it complete; ``lora/`` what graphs load;
 ``control``, while it is there, asks the run to pause or to end.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
+import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from filelock import FileLock, Timeout
 
 from ..errors import MixGRPOError
-from ..files import StorageError, load_json, load_tensors, remove_leftovers, save_json, save_tensors, write_atomically
+from ..files import StorageError, load_json, load_tensors, remove_leftovers, save_json, save_tensors, sha256_of, write_atomically
 from ..specs import TrainSpec
 from ..specs.job import parse_job
 
@@ -50,10 +51,16 @@ class RunFolder:
         self.attempt = 1
         self._lock = FileLock(self.path / ".lock")
         self._control = self.path / "control"
+        self._start = self.path / "start.safetensors"
 
     def lora_file(self, name: str, iteration: int) -> Path:
         """Where the LoRA of an iteration is; a new name for every checkpoint, since ComfyUI caches LoRAs by name."""
         return self.path / "lora" / f"{name}_{iteration:06d}.safetensors"
+
+    def lora_iterations(self) -> set[int]:
+        """The iterations there is a LoRA of, under whatever name."""
+        digits = (file.stem[-6:] for file in (self.path / "lora").glob("*_??????.safetensors"))
+        return {int(iteration) for iteration in digits if iteration.isdecimal()}
 
     def lock(self) -> None:
         """Own the run until the process ends; raises :class:`RunError` when another process does."""
@@ -90,6 +97,32 @@ class RunFolder:
         save_json(file, spec.model_dump(mode="json"))
         self.attempt = 1 + sum(event["event"] == "start" for event in self.events())
         return spec
+
+    def put_start(self, source: Path, digest: str) -> None:
+        """Copy the LoRA that training starts from into the folder, unless it is there.
+
+        Raises:
+            RunError: ``source`` is not the file whose SHA-256 is ``digest``.
+            StorageError: it cannot be read or written.
+        """
+        if self._start.is_file() and sha256_of(self._start) == digest:
+            return
+
+        def copy(temporary: Path) -> None:
+            shutil.copyfile(source, temporary)
+            _require_digest(temporary, digest, str(source))
+
+        write_atomically(self._start, copy)
+
+    def start_file(self, digest: str) -> Path:
+        """The LoRA that training starts from; raises :class:`RunError` when it is missing or not the one of that SHA-256."""
+        if not self._start.is_file():
+            raise RunError(
+                f"{self._start} is missing, the LoRA that the job starts from (lora.start_from {digest[:12]}); name the file "
+                "with --start-from"
+            )
+        _require_digest(self._start, digest, str(self._start))
+        return self._start
 
     def request(self, what: Request) -> None:
         """Ask whoever trains here to stop, through a file that it reads between its phases; the latest request counts."""
@@ -157,7 +190,7 @@ class RunFolder:
             "iteration": checkpoint.iteration,
             "identity": identity,
             "base_model": base_model,
-            "sha256": _digest(file),
+            "sha256": sha256_of(file),
             "layout": checkpoint.layout,
         }
         save_json(file.with_suffix(".json"), facts)
@@ -217,7 +250,7 @@ def _read_checkpoint(marker: Path) -> tuple[dict[str, Any], dict[str, torch.Tens
     facts, file = load_json(marker), marker.with_suffix(".safetensors")
     if not isinstance(facts, dict) or not {"iteration", "identity", "base_model", "sha256", "layout"} <= facts.keys():
         raise StorageError(f"{marker.name} does not describe a checkpoint")
-    if _digest(file) != facts["sha256"]:
+    if sha256_of(file) != facts["sha256"]:
         raise StorageError(f"{file.name} is not the file that {marker.name} describes")
     return facts, load_tensors(file)
 
@@ -231,9 +264,13 @@ def _ends_with_newline(file: Any) -> bool:
         return raw.read(1) == b"\n"
 
 
-def _digest(file: Path) -> str:
-    with open(file, "rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
+def _require_digest(file: Path, digest: str, origin: str) -> None:
+    found = sha256_of(file)
+    if found != digest:
+        raise RunError(
+            f"{origin} is not the LoRA that the job starts from: its SHA-256 is {found[:12]}…, lora.start_from says "
+            f"{digest[:12]}…; name the right file with --start-from, or correct lora.start_from"
+        )
 
 
 def _differences(old: Any, new: Any, field: str = "") -> list[str]:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 from comfyui_tree import LayoutError, comfyui_root, import_comfy
 from graph_server import GraphServer
 from starter_files import SHIPPED, STARTERS, write_random_starter
+from starter_graph import load_graph
+
+from mixgrpo.backend.client import Backend, connect
 
 
 @pytest.fixture(scope="session")
@@ -40,6 +44,12 @@ def starter(request: pytest.FixtureRequest) -> Path:
 
 
 @pytest.fixture(scope="session")
+def graph(comfy: ModuleType, request: pytest.FixtureRequest) -> SimpleNamespace:
+    """The starter as shipped, or else with random weights, as a graph holds it."""
+    return load_graph(SHIPPED if "shipped" in STARTERS else request.getfixturevalue("random_starter"))
+
+
+@pytest.fixture(scope="session")
 def server(comfyui: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GraphServer]:
     """The one ComfyUI server of a test session, with the pack in a read-only folder with spaces and non-ASCII letters."""
     shipped = "shipped" in STARTERS
@@ -47,3 +57,12 @@ def server(comfyui: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     running = GraphServer(comfyui, tmp_path_factory.mktemp("comfyui") / "für alle Fälle ✓", weights)
     yield running
     running.close()
+
+
+@pytest.fixture(scope="session")
+def backend(server: GraphServer) -> Backend:
+    """The training backend of the server's graphs, running; it ends with the server."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in server.places.items():
+            patch.setenv(name, value)
+        return asyncio.run(connect())

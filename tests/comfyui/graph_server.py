@@ -15,11 +15,15 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+import psutil
 from safetensors.torch import load_file
 from torch import Tensor
 
+from mixgrpo.backend.places import read_state
+
 ROOT = Path(__file__).parents[2]
-PACK_NAMES = ("comfyui-mixgrpo", "MixGRPO für ComfyUI ✓ 1.2")  # twice, once under a name that is no Python name
+# twice, once under a name that is no Python name; ComfyUI serves no web files from a name that a URL would have to quote
+PACK_NAMES = ("comfyui-mixgrpo", "MixGRPO-for-ComfyUI-1.2")
 _PARTS = ("__init__.py", "nodes", "backend", "web", "workflows", "requirements.txt", "pyproject.toml")
 _START_SECONDS = 300
 
@@ -45,24 +49,42 @@ class GraphError(AssertionError):
 
 
 class GraphServer:
-    """``main.py --cpu`` on a free loopback port, with a base directory of its own."""
+    """``main.py --cpu`` on a free loopback port, with a base directory of its own.
 
-    def __init__(self, comfyui: Path, base: Path, weights: Path):
+    In it are also the data folder of the training backend that a graph may start, and the folder of the user's settings.
+    ``python`` runs ComfyUI; the backend always has the tests' own Python.
+    """
+
+    def __init__(self, comfyui: Path, base: Path, weights: Path, python: str = sys.executable):
         self.base, self._log_path = base, base / "server.log"
+        self.data, self.config = base / "mixgrpo data", base / "mixgrpo config"
         for name in ("models", "custom_nodes", "input", "output", "temp", "user"):
             (base / name).mkdir(parents=True, exist_ok=True)
         self.packs = [copy_pack(base / "custom_nodes" / name, weights) for name in PACK_NAMES]
         self.url = f"http://127.0.0.1:{_free_port()}"
         command = [
-            sys.executable, "main.py", "--cpu", "--base-directory", str(base), "--port", self.url.rsplit(":", 1)[1],
+            python, "main.py", "--cpu", "--base-directory", str(base), "--port", self.url.rsplit(":", 1)[1],
             "--disable-api-nodes", "--disable-auto-launch", "--database-url", "sqlite:///:memory:",
             "--preview-method", "latent2rgb",
         ]  # fmt: skip
-        # python puts no bytecode beside the sources, so that every new file is the pack's own doing
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "HF_HUB_OFFLINE": "1"}
         with open(self._log_path, "wb") as log:
-            self._process = subprocess.Popen(command, cwd=comfyui, env=environment, stdout=log, stderr=subprocess.STDOUT)
+            self._process = subprocess.Popen(command, cwd=comfyui, env=self._environment(), stdout=log, stderr=subprocess.STDOUT)
         self._wait_until_up()
+
+    def _environment(self) -> dict[str, str]:
+        """Nothing of the user's own settings and jobs."""
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("MIXGRPO_")}
+        ours = {
+            "OMP_NUM_THREADS": "1",
+            "PYTHONDONTWRITEBYTECODE": "1",  # so that every new file in the pack is the pack's own doing
+            "HF_HUB_OFFLINE": "1",
+        }
+        return kept | ours | self.places
+
+    @property
+    def places(self) -> dict[str, str]:
+        """The environment in which a program finds this server's backend and settings."""
+        return {"MIXGRPO_DATA": str(self.data), "MIXGRPO_CONFIG": str(self.config), "MIXGRPO_PYTHON": sys.executable}
 
     @property
     def log(self) -> str:
@@ -83,13 +105,25 @@ class GraphServer:
         raise RuntimeError(f"ComfyUI did not answer within {_START_SECONDS} s:\n{self.log[-3000:]}")
 
     def close(self) -> None:
-        """Stop the server."""
+        """Stop the server, and the backend that its graphs have started."""
         self._process.terminate()
         try:
             self._process.wait(20)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        self.stop_backend()
+
+    def stop_backend(self) -> None:
+        """Stop the backend of this server's data folder, if there is one; its worker saves and ends with it."""
+        state = read_state(self.data)
+        try:
+            process = psutil.Process(state["pid"]) if state else None
+            if process is not None and str(self.data) in process.cmdline():
+                process.terminate()
+                process.wait(30)
+        except psutil.NoSuchProcess:
+            return
 
     def fetch(self, path: str, body: dict[str, Any] | None = None) -> bytes:
         """GET, or POST when there is a body."""
@@ -129,7 +163,11 @@ class GraphServer:
         Raises:
             GraphError: the graph was refused or failed, with the sentence that the user sees.
         """
-        history = self.wait(self.queue(graph))
+        return self.result(self.queue(graph))
+
+    def result(self, prompt_id: str) -> dict[str, Any]:
+        """What :meth:`run` returns, of a graph that was queued before."""
+        history = self.wait(prompt_id)
         for name, message in history["status"]["messages"]:
             if name == "execution_error":
                 raise GraphError(f"{message['node_type']}: {message['exception_message'].strip()}")

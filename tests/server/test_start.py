@@ -10,6 +10,8 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import platformdirs
@@ -17,6 +19,7 @@ import pytest
 from platformdirs.macos import MacOS
 from servers import BOOTSTRAP, ENVIRONMENT, PATIENCE, ROOT, fields
 
+from mixgrpo.backend import client
 from mixgrpo.backend.client import Backend, BackendUnreachable, connect
 from mixgrpo.backend.places import PlaceError, config_dir, data_dir, write_state
 from mixgrpo.backend.settings import backend_python, load_settings
@@ -81,6 +84,11 @@ def test_a_folder_that_was_only_copied_starts_its_own_backend_and_trains(tmp_pat
     assert first["folder"] == str(folder)
     assert answer["job"]["state"] == "done" and answer["job"]["loras"] == [1]
     assert answer["light"], "the client must not load PyTorch by itself"
+
+
+def test_the_server_starts_without_pytorch():
+    script = "import sys, mixgrpo.backend.server.service as s; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], env=ENVIRONMENT, timeout=PATIENCE, check=False).returncode == 0
 
 
 @pytest.fixture
@@ -246,3 +254,20 @@ def test_the_command_line_lists_and_pauses(finished):
     assert json.loads(jobs("pause", job["id"]).stdout)["state"] == "done"
     refused = jobs("show", "0123456789abcdef")
     assert refused.returncode == 1 and refused.stdout.startswith("error BackendError: there is no job"), refused.stdout
+
+
+def test_whoever_stops_waiting_is_not_held_up_by_the_check(tmp_path, monkeypatch):
+    """Trying a Python can take a minute; ComfyUI's prompt, an event loop of its own, ends at once all the same."""
+    ended = threading.Event()
+
+    def slow_check() -> Path:
+        ended.wait(30)
+        return Path(sys.executable)
+
+    monkeypatch.setenv("MIXGRPO_DATA", str(tmp_path))
+    monkeypatch.setattr(client, "backend_python", slow_check)
+    before = time.monotonic()
+    with pytest.raises(TimeoutError):
+        asyncio.run(asyncio.wait_for(connect(), 0.2))
+    assert time.monotonic() - before < 20
+    ended.set()

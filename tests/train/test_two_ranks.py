@@ -13,7 +13,7 @@ from mixgrpo.backend.files import load_tensors
 from mixgrpo.backend.models.lora_export import load_lora
 from mixgrpo.backend.starter.load import load_starter
 from mixgrpo.backend.train.adapter import adapter_hash
-from mixgrpo.backend.train.launch import LaunchError, run_job
+from mixgrpo.backend.train.launch import LaunchError, run_job, starting_from
 from mixgrpo.backend.train.ranks import RankError, Ranks
 from mixgrpo.backend.train.run_folder import RunFolder
 
@@ -73,6 +73,16 @@ def test_two_ranks_stopped_and_continued_repeat_themselves_bit_for_bit(out):
     adapter = load_lora(stopped.lora_file("mixgrpo", 2), load_starter().transformer)
     assert (adapter.rank, adapter.alpha) == (2, 4.0)
     assert adapter_hash(adapter.tensors) == straight.iterations()[-1]["adapter_hash"]
+
+
+def test_two_ranks_start_from_a_lora_as_one_does(out, tmp_path):
+    lora = out / "straight" / "lora" / "mixgrpo_000002.safetensors"
+    spec = starting_from(job(**STRAIGHT | {"seed": 6, "iterations": 1}), lora)
+    run_job(spec, tmp_path, start=lora)
+    (two,), (one,) = RunFolder(out / "started").iterations(), RunFolder(tmp_path).iterations()
+    assert two["gradient_norm"] == pytest.approx(one["gradient_norm"], rel=1e-2)
+    same = adapter_hash(load_lora(lora, load_starter().transformer).tensors)
+    assert facts(out, 0)["begun"] == facts(out, 1)["begun"] == same
 
 
 def test_one_rank_continues_what_two_began_and_says_so(out):

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from training_jobs import job
 
-from mixgrpo.backend.files import save_tensors
+from mixgrpo.backend.files import save_tensors, sha256_of
 from mixgrpo.backend.specs import TrainSpec
 from mixgrpo.backend.train import adapter
 from mixgrpo.backend.train.ranks import RankError, Ranks, full
-from mixgrpo.backend.train.run_folder import Checkpoint
+from mixgrpo.backend.train.run_folder import Checkpoint, RunFolder
 from mixgrpo.backend.train.trainer import Trainer
 from mixgrpo.backend.train.worker import train
 
@@ -66,12 +66,19 @@ def main(out: Path) -> None:
     train(out / "straight", job(**STRAIGHT))
     train(out / "stopped", job(**STRAIGHT | {"iterations": 1}))
     train(out / "stopped", job(**STRAIGHT))
+    lora = RunFolder(out / "straight").lora_file("mixgrpo", 2)
+    started = job(**STRAIGHT | {"seed": 6, "iterations": 1, "lora": {"start_from": sha256_of(lora)}})
+    if ranks.first:
+        RunFolder(out / "started").put_start(lora, started.lora.start_from)
+    train(out / "started", started)
+    begun = Trainer(started, ranks, start=lora).checkpoint().adapter
     refusal = ""
     try:
         train(out / "refused", job(prompts_per_iteration=3))
     except RankError as error:
         refusal = str(error)
     facts = {"hashes": hashes, "shards": shards, "refusal": refusal, "threads": torch.get_num_threads()}
+    facts["begun"] = adapter.adapter_hash(begun)
     (out / f"rank_{ranks.rank}.json").write_text(json.dumps(facts), encoding="utf-8")
     Ranks.leave()
 

@@ -1,0 +1,76 @@
+/** A table of scores, and the steps of a sampler run. */
+
+import { Chart, drawSigmas } from "./charts.mjs";
+import { figure, html, isNumber } from "./dom.mjs";
+
+export class ScoresView {
+  #rows = 0;
+
+  constructor(element) {
+    this.table = html("table");
+    this.frame = html("div", "mixgrpo-scroll", this.table);
+    this.frame.hidden = true;
+    element.append(this.frame);
+  }
+
+  get minHeight() {
+    return this.#rows ? 48 + 18 * Math.min(this.#rows, 6) : 0;
+  }
+
+  /** rows are {image, score, and each reward by its name}, best first; null where a picture could not be scored. */
+  show(rows) {
+    this.#rows = rows.length;
+    this.frame.hidden = false;
+    const { image, score, ...rewards } = rows[0];
+    const names = Object.keys(rewards);
+    const head = ["image", "score", ...names].map((name) => html("th", "", name.replaceAll("_", " ")));
+    const body = rows.map((row) => html("tr", "", ...[row.image, row.score, ...names.map((name) => row[name])].map(cell)));
+    this.table.replaceChildren(html("thead", "", html("tr", "", ...head)), html("tbody", "", ...body));
+  }
+
+  remove() {}
+}
+
+function cell(value, column) {
+  return html("td", "", column === 0 ? String(value) : figure(value));
+}
+
+export class SamplerView {
+  #chart = new Chart();
+  #shown = false;
+
+  constructor(element) {
+    this.line = html("div", "mixgrpo-status");
+    this.unseen = html("div", "mixgrpo-status mixgrpo-warning");
+    element.append(this.line, this.unseen, this.#chart.element);
+    for (const part of [this.line, this.unseen, this.#chart.element]) part.hidden = true;
+  }
+
+  get minHeight() {
+    return this.#shown ? 130 : 0;
+  }
+
+  /** runs are {sigmas, window, std, log_probs, samples, unseen}; the last one is shown. */
+  show(runs) {
+    const { sigmas, window, std, log_probs: logProbs, unseen } = runs.at(-1);
+    const [start, size] = window;
+    const words = [`${sigmas.length - 1} steps`];
+    if (size && std.length) {
+      words.push(size === 1 ? `stochastic: ${start}` : `stochastic: ${start}–${start + size - 1}`);
+      words.push(`std ${std.length === 1 ? figure(std[0]) : `${figure(std[0])}–${figure(std.at(-1))}`}`);
+      const known = logProbs.flat().filter(isNumber);
+      if (known.length) words.push(`log p ${figure(known.reduce((sum, value) => sum + value, 0) / known.length)}`);
+    } else words.push("no noise: ComfyUI's euler");
+    this.line.textContent = words.join(" · ");
+    this.line.title = logProbs.map((row, step) => `step ${start + step}: std ${figure(std[step])}`).join("\n");
+    this.unseen.textContent = unseen.length ? `A trainer would not see ${unseen.join(", ")}` : "";
+    this.#shown = true;
+    for (const part of [this.line, this.#chart.element]) part.hidden = false;
+    this.unseen.hidden = !unseen.length;
+    this.#chart.show(drawSigmas(sigmas, std.length ? window : [start, 0]));
+  }
+
+  remove() {
+    this.#chart.remove();
+  }
+}
