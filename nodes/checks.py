@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
+
+from torch import Tensor
 
 from ..backend.errors import MixGRPOError
 
@@ -57,6 +60,61 @@ def check_conditioning(name: str, conditioning: Conditioning, groups: int) -> No
                 f"the {name} conditioning holds {len(states)} prompts for {groups} latents; give one prompt, or one for each "
                 "latent (every latent becomes a group)"
             )
+
+
+def guides(model: Any, cfg: float) -> bool:
+    """Whether ComfyUI evaluates the negative prompt too, which doubles the rows."""
+    return not math.isclose(cfg, 1.0) or bool(model.model_options.get("disable_cfg1_optimization", False))
+
+
+def check_rows(guider: Any, rows: int) -> None:
+    """Refuse a guider whose conditioning has rows, but not one for each of the batch's, which ComfyUI would repeat or cut unseen.
+
+    Raises:
+        GraphError: names the conditioning and both numbers.
+    """
+    from comfy.conds import CONDConstant, CONDRegular
+
+    for name, entries in _entries(guider):
+        for value in entries.get("model_conds", {}).values():
+            by_row = isinstance(value, CONDRegular) and not isinstance(value, CONDConstant) and isinstance(value.cond, Tensor)
+            given = len(value.cond) if by_row else 1
+            if given not in (1, rows):
+                raise GraphError(
+                    f"the {name} conditioning holds {given} prompts for a batch of {rows} latents; give one prompt, or one for "
+                    "each latent, or use MixGRPO Sampler, which takes one for each group"
+                )
+
+
+def differs_by_row(guider: Any, denoise_mask: Tensor | None) -> str:
+    """What the model is told row by row, so that one row cannot stand for its whole group; "" when there is no such thing.
+
+    A mask, a ControlNet, or a conditioning with rows of its own belongs to rows of the full batch; so may whatever a guider
+    without ComfyUI's ``conds`` does.
+    """
+    if denoise_mask is not None:
+        return "mask"
+    if getattr(guider, "conds", None) is None:
+        return "guider"
+    for _, entry in _entries(guider):
+        if "control" in entry:
+            return "control"
+        values = [getattr(value, "cond", None) for value in entry.get("model_conds", {}).values()]
+        if any(_has_rows(value) for value in (entry.get("mask"), *values)):
+            return "batched conditioning"
+    return ""
+
+
+def _entries(guider: Any) -> list[tuple[str, dict[str, Any]]]:
+    """(name of the conditioning, entry) of a guider that is sampling."""
+    conds = getattr(guider, "conds", None) or {}
+    return [(name, entry) for name, entries in conds.items() for entry in entries or ()]
+
+
+def _has_rows(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return any(_has_rows(part) for part in value)
+    return isinstance(value, Tensor) and value.ndim > 0 and len(value) > 1
 
 
 def spread(conditioning: Conditioning, groups: int, group_size: int) -> Conditioning:

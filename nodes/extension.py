@@ -6,6 +6,7 @@ from comfy_api.latest import ComfyExtension, io
 
 from .lora import LoadLora
 from .mode import SamplingModeNode
+from .plan import SamplingPlan
 from .plot import TrajectoryPlot
 from .rewards import HeldOutJudge, JpegCompressibility, JpegIncompressibility, SceneAccuracy
 from .rows import LabelledPictures
@@ -23,6 +24,7 @@ NODES: list[type[io.ComfyNode]] = [
     FlowSigmas,
     TrajectoryPlot,
     SamplingModeNode,
+    SamplingPlan,
     SceneAccuracy,
     JpegCompressibility,
     JpegIncompressibility,

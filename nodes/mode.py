@@ -1,4 +1,4 @@
-"""The sampling mode of a graph: what takes the steps inside and outside the window."""
+"""The sampling mode of a graph: what takes the steps inside and outside the window; and the widgets that go with it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,40 @@ from ..backend.flow.solvers import SOLVERS
 from .types import CATEGORY, Mode
 
 SAME = "same"
+
+
+def group_inputs() -> list[io.Input]:
+    """The widgets that say how groups are drawn, for every node that draws them."""
+    return [
+        io.Int.Input("group_size", default=4, min=1, max=4096, tooltip="Samples per group; a reward compares them."),
+        io.Boolean.Input(
+            "shared_noise", default=True,
+            tooltip="On: a group begins from one noise and parts inside the window; the steps before it are computed once. "
+            "Off: every sample has its own noise.",
+        ),
+        io.Float.Input(
+            "eta", default=0.7, min=0.0, max=10.0, step=0.01,
+            tooltip="Noise level of the window's steps; 0.7 is the paper's. 0 is ComfyUI's euler exactly.",
+        ),
+        io.Int.Input("window_start", default=0, min=0, max=999, tooltip="First stochastic step, counted from 0."),
+        io.Int.Input(
+            "window_size", default=4, min=0, max=999,
+            tooltip="Number of stochastic steps, which are the ones training learns from; 0 is ComfyUI's euler exactly. "
+            "The last step is never stochastic.",
+        ),
+    ]  # fmt: skip
+
+
+def mode_inputs() -> list[io.Input]:
+    """Behind all others, and optional: graphs that were saved before these existed mean their defaults."""
+    return [
+        Mode.Input("mode", optional=True, tooltip="Other dynamics, solvers or Flash, from Sampling Mode; without it, MixGRPO's."),
+        io.Int.Input(
+            "first_step", default=0, min=0, max=999, optional=True,
+            tooltip="The step that the sigmas begin with, when they are a part of a split table; the window counts from the "
+            "whole table's first step.",
+        ),
+    ]  # fmt: skip
 
 
 class SamplingModeNode(io.ComfyNode):

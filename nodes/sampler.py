@@ -14,43 +14,12 @@ from ..backend.flow.plan import MIXGRPO
 from ..backend.flow.rollout import Trajectory
 from ..backend.flow.sigmas import check_sigmas
 from ..backend.flow.window import Window
-from .checks import Conditioning, GraphError, check_conditioning, check_flow, spread, unseen_by_trainer
-from .sampling import GroupSettings, sample_groups
+from .checks import Conditioning, GraphError, check_conditioning, check_flow, guides, spread, unseen_by_trainer
+from .mode import group_inputs, mode_inputs
+from .plan import step_rows
+from .sampling import USED, GroupSettings, Run, sample_groups
 from .schedule import schedule_inputs, sigma_table
-from .types import CATEGORY, Mode, TrajectoryType
-
-
-def _group_inputs() -> list[io.Input]:
-    return [
-        io.Int.Input("group_size", default=4, min=1, max=4096, tooltip="Samples per group; a reward compares them."),
-        io.Boolean.Input(
-            "shared_noise", default=True,
-            tooltip="On: a group begins from one noise and parts inside the window; the steps before it are computed once. "
-            "Off: every sample has its own noise.",
-        ),
-        io.Float.Input(
-            "eta", default=0.7, min=0.0, max=10.0, step=0.01,
-            tooltip="Noise level of the window's steps; 0.7 is the paper's. 0 is ComfyUI's euler exactly.",
-        ),
-        io.Int.Input("window_start", default=0, min=0, max=999, tooltip="First stochastic step, counted from 0."),
-        io.Int.Input(
-            "window_size", default=4, min=0, max=999,
-            tooltip="Number of stochastic steps, which are the ones training learns from; 0 is ComfyUI's euler exactly. "
-            "The last step is never stochastic.",
-        ),
-    ]  # fmt: skip
-
-
-def _mode_inputs() -> list[io.Input]:
-    """Behind all others, and optional: graphs that were saved before these existed mean their defaults."""
-    return [
-        Mode.Input("mode", optional=True, tooltip="Other dynamics, solvers or Flash, from Sampling Mode; without it, MixGRPO's."),
-        io.Int.Input(
-            "first_step", default=0, min=0, max=999, optional=True,
-            tooltip="The step that the sigmas begin with, when they are a part of a split table; the window counts from the "
-            "whole table's first step.",
-        ),
-    ]  # fmt: skip
+from .types import CATEGORY, TrajectoryType
 
 
 class FlowSampler(io.ComfyNode):
@@ -77,9 +46,9 @@ class FlowSampler(io.ComfyNode):
                     "cfg", default=1.0, min=0.0, max=100.0, step=0.1,
                     tooltip="Classifier-free guidance; 1 ignores the negative prompt and costs half.",
                 ),
-                *_group_inputs(),
+                *group_inputs(),
                 io.Sigmas.Input("sigmas", optional=True, tooltip="Used instead of steps, schedule and shift when connected."),
-                *_mode_inputs(),
+                *mode_inputs(),
             ],
             outputs=[
                 io.Latent.Output("samples", display_name="LATENT", tooltip="group size latents for every input latent."),
@@ -112,9 +81,9 @@ class FlowSampler(io.ComfyNode):
                 "it would draw other pictures", ", ".join(unseen),
             )  # fmt: skip
         batch = _Batch.of(latent_image, latent, settings, seed)
-        samples, trajectory = _sample(model, positive, negative, batch, settings, sigmas, cfg, seed)
-        summary = _summary(trajectory, batch.ids, unseen)
-        return io.NodeOutput(batch.output(latent_image, samples), trajectory, ui={"mixgrpo_sampler": [summary]})
+        samples, run = _sample(model, positive, negative, batch, settings, sigmas, cfg, seed)
+        summary = _summary(run, batch, unseen, guided=guides(model, cfg))
+        return io.NodeOutput(batch.output(latent_image, samples), run.trajectory, ui={"mixgrpo_sampler": [summary]})
 
 
 class FlowSamplerObject(io.ComfyNode):
@@ -127,7 +96,7 @@ class FlowSamplerObject(io.ComfyNode):
             display_name="MixGRPO Sampler (SAMPLER)",
             category=CATEGORY,
             description="MixGRPO's sampler for SamplerCustomAdvanced and every guider. The batch must be whole groups.",
-            inputs=[*_group_inputs(), *_mode_inputs()],
+            inputs=[*group_inputs(), *mode_inputs()],
             outputs=[io.Sampler.Output("sampler", display_name="SAMPLER", tooltip="For SamplerCustomAdvanced.")],
         )
 
@@ -175,7 +144,7 @@ class _Batch:
 def _sample(
     model: Any, positive: Conditioning, negative: Conditioning, batch: _Batch, settings: GroupSettings,
     sigmas: torch.Tensor, cfg: float, seed: int,
-) -> tuple[torch.Tensor, Trajectory]:  # fmt: skip
+) -> tuple[torch.Tensor, Run]:  # fmt: skip
     """Draw the batch with a CFGGuider; latents as ComfyUI scales them, the trajectory in the model's own scale."""
     import comfy.model_management
     import comfy.samplers
@@ -184,7 +153,7 @@ def _sample(
 
     for name, conditioning in (("positive", positive), ("negative", negative)):
         check_conditioning(name, conditioning, batch.groups)
-    recorded: list[Trajectory] = []
+    recorded: list[Run] = []
     options = {"settings": settings, "sample_ids": batch.ids, "record": recorded.append}
     guider = comfy.samplers.CFGGuider(model)
     guider.set_conds(*(spread(conditioning, batch.groups, settings.group_size) for conditioning in (positive, negative)))
@@ -200,7 +169,8 @@ def _sample(
         seed=seed,
     )
     device = comfy.model_management.intermediate_device()
-    return samples.to(device), _moved(recorded[0], device)
+    (run,) = recorded
+    return samples.to(device), dataclasses.replace(run, trajectory=_moved(run.trajectory, device))
 
 
 def _moved(trajectory: Trajectory, device: torch.device) -> Trajectory:
@@ -212,13 +182,21 @@ def _moved(trajectory: Trajectory, device: torch.device) -> Trajectory:
     return Trajectory(**{field.name: move(getattr(trajectory, field.name)) for field in dataclasses.fields(trajectory)})
 
 
-def _summary(trajectory: Trajectory, ids: list[int], unseen: list[str]) -> dict[str, Any]:
+def _summary(run: Run, batch: _Batch, unseen: list[str], guided: bool) -> dict[str, Any]:
     """What ``/history`` keeps of a run."""
+    trajectory, plan = run.trajectory, run.trajectory.plan
+    predicted = plan.rows(trajectory.group_size, batch.groups, shared=run.prefix == USED, cfg=guided)
     return {
         "sigmas": trajectory.sigmas.tolist(),
         "window": [trajectory.window.start, trajectory.window.size],
         "std": trajectory.stds,
         "log_probs": trajectory.log_probs.tolist(),
-        "samples": ids,
+        "samples": batch.ids,
         "unseen": unseen,
+        "mode": dataclasses.asdict(trajectory.mode),
+        "steps": step_rows(plan),
+        "nfe": plan.nfe,
+        "rows": run.rows,
+        "rows_predicted": predicted,
+        "shared_prefix": run.prefix,
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,10 +12,13 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from ..backend.flow.noise import step_noise
-from ..backend.flow.plan import MIXGRPO, SamplingMode
+from ..backend.flow.plan import MIXGRPO, RolloutPlan, SamplingMode, plan_rollout
 from ..backend.flow.rollout import Trajectory, rollout
 from ..backend.flow.window import Window
-from .checks import GraphError, check_flow
+from .checks import GraphError, check_flow, check_rows, differs_by_row
+
+USED, NOT_SHARED = "used", "not shared"
+"""Two states of the shared prefix; the others are what keeps it from being used, as ``differs_by_row`` names it."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,30 @@ class GroupSettings:
     mode: SamplingMode = MIXGRPO
     first_step: int = 0
 
+    @property
+    def shared(self) -> bool:
+        """Whether several rows begin from one noise; a sample alone shares with nobody."""
+        return self.shared_noise and self.group_size > 1
+
+    def plan(self, sigmas: Tensor) -> RolloutPlan:
+        """Every step that a rollout over ``sigmas`` takes."""
+        return plan_rollout(sigmas, self.window, self.eta, self.mode, self.first_step)
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run of the sampler leaves behind.
+
+    Attributes:
+        rows: that the model has computed, guidance and whatever else multiplies them included.
+        prefix: whether the steps that the members of a group share were computed once: "used", or why not ("not shared",
+            "mask", "control", "batched conditioning", "guider").
+    """
+
+    trajectory: Trajectory
+    rows: int
+    prefix: str
+
 
 def sample_groups(
     model: Any,
@@ -43,21 +71,22 @@ def sample_groups(
     *,
     settings: GroupSettings,
     sample_ids: Sequence[int] | None = None,
-    record: Callable[[Trajectory], None] | None = None,
+    record: Callable[[Run], None] | None = None,
 ) -> Tensor:
-    """Mixed ODE-SDE sampling (MixGRPO) with ComfyUI's signature of a sampler function; eta 0 or an empty window is ``euler``.
+    """Mixed ODE-SDE sampling (MixGRPO) with ComfyUI's signature of a sampler function; eta 0 or an empty window is the ODE.
 
     Args:
         model: ComfyUI's denoiser, (x, sigma) -> x0, around its guider.
         x: (P G, …) at sigma_0, group-major; with shared noise the first row of a group serves all its members.
         sigmas: (N + 1,).
         extra_args: handed to ``model``; its seed is the seed of the step noise.
-        settings: the groups, the noise level and the window.
+        callback: called once a step, at its first model call. When Flash leaves steps out, ``i`` moves on in proportion.
+        settings: the groups, the noise level, the window and the mode.
         sample_ids: what the step noise of a row depends on; its number in the batch if not given.
-        record: receives the trajectory.
+        record: receives the run.
 
     Raises:
-        MixGRPOError: no flow model, or the table, window, noise level or rows do not fit; the model returned NaN.
+        MixGRPOError: no flow model, or the table, window, noise level, mode or rows do not fit; the model returned NaN.
     """
     if len(sigmas) < 2:
         return x
@@ -65,74 +94,87 @@ def sample_groups(
     size = settings.group_size
     if len(x) % size:
         raise GraphError(f"a batch of {len(x)} latents is not whole groups of {size}; change the batch size or the group size")
-    extra_args = extra_args or {}
-    seed = extra_args.get("seed") or 0
+    check_rows(model.inner_model, len(x))
+    plan = settings.plan(sigmas)
     ids = list(range(len(x))) if sample_ids is None else list(sample_ids)
-    with tqdm(total=len(sigmas) - 1, disable=disable) as bar:
+    extra_args = extra_args or {}
+    options, rows = _counting_rows(extra_args.get("model_options", {}))
+    velocity = _Velocity(model, extra_args | {"model_options": options}, callback, ids, plan, len(sigmas) - 1)
+    velocity.apart = differs_by_row(model.inner_model, extra_args.get("denoise_mask"))
+    prefix = (velocity.apart or USED) if settings.shared else NOT_SHARED
+    if prefix not in (USED, NOT_SHARED):
+        logging.info("MixGRPO: the steps that a group shares are computed for each of its samples, because of: %s", prefix)
+    seed = extra_args.get("seed") or 0
+    with tqdm(total=len(plan.steps), disable=disable) as bar:
         trajectory = rollout(
-            _Velocity(model, extra_args, callback, len(x)),
-            x[::size] if settings.shared_noise else x,
+            velocity,
+            x[::size] if settings.shared else x,
             sigmas,
             settings.window,
             settings.eta,
             lambda step: step_noise(seed, ids, step, x.shape[1:]),
             size,
-            shared=settings.shared_noise,
+            shared=settings.shared,
             on_step=lambda done, steps: bar.update(),
             mode=settings.mode,
             first_step=settings.first_step,
         )
     if record:
-        record(trajectory)
+        record(Run(trajectory, sum(rows), prefix))
     return trajectory.final.to(x.dtype)
 
 
-class _Velocity:
-    """v = (x - x0) / sigma from ComfyUI's denoiser, with ComfyUI's callback and interrupt at every step."""
+def _counting_rows(model_options: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
+    """A copy of ``model_options`` for one run, and the list to which every call of the model adds its rows."""
+    from comfy.model_patcher import create_model_options_clone
+    from comfy.patcher_extension import WrappersMP, add_wrapper_with_key
 
-    def __init__(self, model: Any, extra_args: dict[str, Any], callback: Callable | None, rows: int):
-        self._model, self._extra_args, self._callback, self._rows = model, extra_args, callback, rows
-        self._one_row_serves_all = _treats_rows_alike(model, extra_args.get("denoise_mask"))
-        self._step = 0
+    options, rows = create_model_options_clone(model_options), []
+
+    def count(executor: Callable[..., Tensor], x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        rows.append(len(x))
+        return executor(x, *args, **kwargs)
+
+    add_wrapper_with_key(WrappersMP.APPLY_MODEL, "MixGRPO", count, options, is_model_options=True)
+    return options, rows
+
+
+class _Velocity:
+    """v = (x - x0) / sigma from ComfyUI's denoiser, with ComfyUI's callback at every step and its interrupt at every call."""
+
+    apart = ""  # what the model is told row by row, if anything: then one row cannot stand for its group
+
+    def __init__(
+        self, model: Any, extra_args: dict[str, Any], callback: Callable | None, ids: list[int], plan: RolloutPlan, total: int
+    ):
+        self._model, self._extra_args, self._callback, self._ids = model, extra_args, callback, ids
+        shown = [(done * total) // len(plan.steps) - 1 for done in range(1, len(plan.steps) + 1)]
+        self._calls = iter([
+            (step.index, i if k == 0 else None)
+            for step, i in zip(plan.steps, shown, strict=True) for k in range(step.calls)
+        ])  # fmt: skip
 
     def __call__(self, x: Tensor, sigma: Tensor) -> Tensor:
         from comfy.model_management import throw_exception_if_processing_interrupted
 
         throw_exception_if_processing_interrupted()
-        members = self._rows // len(x)
-        split = members > 1 and not self._one_row_serves_all
+        step, shown = next(self._calls)
+        members = len(self._ids) // len(x)
+        split = members > 1 and bool(self.apart)
         rows = x.repeat_interleave(members, 0) if split else x
         denoised = self._model(rows, sigma * rows.new_ones([len(rows)]), **self._extra_args)
         denoised = denoised[::members] if split else denoised
         if not torch.isfinite(denoised).all():
-            raise GraphError(
-                f"the model returned NaN or infinity at step {self._step} (sigma {float(sigma):.4g}); look for a broken LoRA or "
-                "too high a cfg, or run ComfyUI with --force-fp32"
-            )
-        if self._callback is not None:
-            shown = denoised.repeat_interleave(members, 0) if members > 1 else denoised
-            self._callback({"x": x, "i": self._step, "sigma": sigma, "sigma_hat": sigma, "denoised": shown})
-        self._step += 1
+            self._refuse(denoised, step, sigma)
+        if self._callback is not None and shown is not None:
+            every = denoised.repeat_interleave(members, 0) if members > 1 else denoised
+            self._callback({"x": x, "i": shown, "sigma": sigma, "sigma_hat": sigma, "denoised": every})
         return (x - denoised) / sigma
 
-
-def _treats_rows_alike(model: Any, denoise_mask: Tensor | None) -> bool:
-    """Whether one row may stand for its whole group: nothing that the model is told differs from row to row.
-
-    A mask, a ControlNet, or a conditioning with rows of its own belongs to rows of the full batch.
-    """
-    conds = getattr(model.inner_model, "conds", None)
-    if denoise_mask is not None or conds is None:
-        return False
-    for entry in (entry for entries in conds.values() for entry in entries or ()):
-        if "control" in entry or _has_rows(entry.get("mask")):
-            return False
-        if any(_has_rows(getattr(value, "cond", None)) for value in entry.get("model_conds", {}).values()):
-            return False
-    return True
-
-
-def _has_rows(value: Any) -> bool:
-    if isinstance(value, (list, tuple)):
-        return any(_has_rows(part) for part in value)
-    return isinstance(value, Tensor) and value.ndim > 0 and len(value) > 1
+    def _refuse(self, denoised: Tensor, step: int, sigma: Tensor) -> None:
+        members = len(self._ids) // len(denoised)
+        broken = [self._ids[row * members] for row, one in enumerate(denoised) if not torch.isfinite(one).all()]
+        raise GraphError(
+            f"the model returned NaN or infinity at step {step} for sample {broken[0]} (sigma {float(sigma):.4g}; "
+            f"{len(broken)} of {len(denoised)} rows); look for a broken LoRA or too high a cfg, or run ComfyUI with --force-fp32"
+        )

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 from comfyui_tree import LayoutError, comfyui_root, import_comfy
 from graph_server import GraphServer
 from starter_files import SHIPPED, STARTERS, write_random_starter
+from starter_graph import load_graph
 
 from mixgrpo.backend.client import Backend, connect
 
@@ -40,6 +41,12 @@ def random_starter(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def starter(request: pytest.FixtureRequest) -> Path:
     """A folder with the starter's four parts: with random weights, and as shipped."""
     return SHIPPED if request.param == "shipped" else request.getfixturevalue("random_starter")
+
+
+@pytest.fixture(scope="session")
+def graph(comfy: ModuleType, request: pytest.FixtureRequest) -> SimpleNamespace:
+    """The starter as shipped, or else with random weights, as a graph holds it."""
+    return load_graph(SHIPPED if "shipped" in STARTERS else request.getfixturevalue("random_starter"))
 
 
 @pytest.fixture(scope="session")

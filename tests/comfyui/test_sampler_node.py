@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from starter_files import SHIPPED, STARTERS
+from starter_graph import CAPTION, OTHER, TOLERANCE, draw, empty, relative
 
 from mixgrpo.backend.flow.noise import initial_noise
 from mixgrpo.backend.flow.rollout import Trajectory
@@ -15,51 +15,12 @@ from mixgrpo.backend.starter.load import load_starter
 from mixgrpo.backend.train import trainer as training
 from mixgrpo.backend.train.ranks import Ranks
 
-CAPTION = "a blue square left of a yellow triangle on a black background"
-OTHER = "a red circle on a white background"
-TOLERANCE = 1e-5
-
-
-def relative(ours: torch.Tensor, theirs: torch.Tensor) -> float:
-    """||ours - theirs|| / ||ours||."""
-    assert ours.shape == theirs.shape
-    return ((ours - theirs).norm() / ours.norm()).item()
-
-
-def empty(rows: int, **more) -> dict:
-    return {"samples": torch.zeros(rows, 16, 8, 8), **more}
-
-
-@pytest.fixture(scope="module")
-def graph(comfy, request: pytest.FixtureRequest) -> SimpleNamespace:
-    """MODEL and encoded prompts, as the starter node and CLIP Text Encode give them."""
-    from mixgrpo.nodes.starter import load_starter_objects
-
-    starter = SHIPPED if "shipped" in STARTERS else request.getfixturevalue("random_starter")
-    model, clip, vae = load_starter_objects(starter)
-    encode = {text: clip.encode_from_tokens_scheduled(clip.tokenize(text)) for text in (CAPTION, OTHER, "")}
-    return SimpleNamespace(model=model, clip=clip, vae=vae, encode=encode, folder=starter)
-
 
 def both(graph: SimpleNamespace) -> list:
     """A conditioning of two prompts in one batch."""
     (first, extra), (second, more) = graph.encode[CAPTION][0], graph.encode[OTHER][0]
     pooled = torch.cat([extra["pooled_output"], more["pooled_output"]])
     return [[torch.cat([first, second]), {"pooled_output": pooled}]]
-
-
-def draw(graph: SimpleNamespace, latent=None, positive=None, negative=None, model=None, **widgets):
-    """Run MixGRPO Sampler; returns (latents, trajectory, summary)."""
-    from mixgrpo.nodes.sampler import FlowSampler
-
-    defaults = {"seed": 7, "steps": 8, "schedule": "shift", "shift": 3.0, "cfg": 1.0, "group_size": 1, "shared_noise": True,
-                "eta": 0.7, "window_start": 0, "window_size": 3}  # fmt: skip
-    output = FlowSampler.execute(
-        model or graph.model, positive or graph.encode[CAPTION], graph.encode[""] if negative is None else negative,
-        latent or empty(1), **defaults | widgets,
-    )  # fmt: skip
-    latents, trajectory = output.result
-    return latents, trajectory, output.ui["mixgrpo_sampler"][0]
 
 
 def euler(comfy, graph, rows: int, cfg: float, seed: int, steps: int = 8, noise=None) -> torch.Tensor:
@@ -319,7 +280,7 @@ def refusals(comfy, graph) -> dict:
         "schedule": ({"schedule": "karras"}, "there is no schedule 'karras'; there are: shift, dynamic shift, model"),
         "sigmas": ({"sigmas": torch.tensor([1.0, 0.5, 0.5, 0.0])}, "sigmas must fall at every step"),
         "no steps": ({"sigmas": torch.tensor([])}, "at least two entries"),
-        "NaN": ({"model": broken}, r"the model returned NaN or infinity at step 3 \(sigma .*--force-fp32"),
+        "NaN": ({"model": broken}, r"the model returned NaN or infinity at step 3 for sample 0 \(sigma .*--force-fp32"),
         "nested": ({"latent": {"samples": NestedTensor([torch.zeros(1, 16, 8, 8)])}}, "this one holds several; use the SAMPLER"),
         "batch_index": ({"latent": empty(2, batch_index=[1])}, "batch_index names 1 rows, but the batch has 2"),
     }  # fmt: skip

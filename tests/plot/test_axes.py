@@ -47,6 +47,8 @@ def test_a_gap_stays_open_and_a_lonely_value_is_a_dot(gap):
     assert all(at(pixels, plot, x, 1.1) == BLUE for x in (0, 0.5, 1, 3, 5))
     assert all(at(pixels, plot, x, 1.1) == PAPER for x in (1.7, 2.4, 3.6, 4.4))
     assert plot.axes(BOX).y_range[1] < 3
+    long = Plot("a line of many values has no dots", lines=[Line(range(31), [*[1.1] * 14, gap, 1.5, gap, *[1.1] * 14])])
+    assert at(drawn(long), long, 15, 1.5) == BLUE
 
 
 def test_a_thick_mean_lies_over_thin_values():
@@ -92,13 +94,13 @@ def test_nothing_to_draw_says_so(values):
     assert (said != other).any() and (said[140:200].min(-1) < 180).any()
 
 
-@pytest.mark.parametrize("values", [[0.0], [3.0, 3.0], [1e-30, 2e-30], [1e30, -1e30], [1.0, 1.0 + 1e-15], [-7e-9]])
+@pytest.mark.parametrize("values", [[0.0], [3.0, 3.0], [1e-30, 2e-30], [1e30, -1e30], [3.0, 1e300], [1.0, 1.0 + 1e-15], [-7e-9]])
 def test_any_range_can_be_drawn(values):
     plot = Plot("range", lines=[Line(range(len(values)), values)])
     pixels = drawn(plot)
     assert at(pixels, plot, 0, values[0]) == BLUE
     low, high = plot.axes(BOX).y_range
-    assert low < min(values) and max(values) < high
+    assert low < values[0] < high and high - low < 1e31
 
 
 def test_long_words_stay_inside():
@@ -136,6 +138,13 @@ def test_labels_of_marks_do_not_cover_one_another():
     assert one > 30 and ink(4) - ink(0) == pytest.approx(4 * one, rel=0.15)
 
 
+def test_a_label_that_would_leave_the_axes_is_on_the_other_side():
+    plot = Plot("", marks=[Mark(0, 0), Mark(10, 1, "a label at the right")])
+    pixels, (column, row) = drawn(plot), plot.axes(BOX).place(10, 1)
+    inked = np.nonzero((pixels[int(row) - 6 : int(row) + 6].max(-1) < 60).any(0))[0]
+    assert inked.max() < column
+
+
 def test_text_that_the_font_lacks():
     assert drawable("für 60 × Größe\n− σ ± 1 …") == "fur 60 x Grosse - sigma ± 1 …"
     assert drawable("采样 2") == "?? 2"
@@ -147,5 +156,7 @@ def test_scale_makes_the_same_picture_larger():
     plot.draw(canvas, BOX)
     large = canvas.finish()
     assert large.size == (2 * SIZE[0], 2 * SIZE[1])
-    small = np.array(large.reduce(2)).astype(int)
-    assert np.abs(small - drawn(plot)).mean() < 2
+    small, plain = np.array(large.reduce(2)).astype(int), drawn(plot).astype(int)
+    assert np.abs(small - plain).mean() < 2
+    title = np.s_[10:30, 30:120]
+    assert (255 - small[title]).sum() == pytest.approx((255 - plain[title]).sum(), rel=0.1), "letters grow too"

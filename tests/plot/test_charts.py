@@ -55,6 +55,8 @@ def test_bars_begin_at_zero_and_end_at_their_value():
     edges = [int(bar_place(cells[1], other, value)) for value in (0.5, 2.0)]
     inked = [column for column in range(int(cells[1].left) + 2, edges[1] + 4) if (whisker[column] == INK).all()]
     assert inked[0] in range(edges[0] - 2, edges[0] + 2) and inked[-1] in range(edges[1] - 1, edges[1] + 2)
+    beyond = pixels[int(cells[1].top) + 4 : int(cells[1].top + height) - 4, edges[1] + 2 : int(cells[1].right)]
+    assert beyond[:, :5].min() == 255 and beyond.min() < 150, "the number stands beside the whisker"
     assert cells[1].right - cells[1].left > cells[0].right - cells[0].left, "intervals have more room"
 
 
