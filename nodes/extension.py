@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from comfy_api.latest import ComfyExtension, io
 
+from .compare import CompareSamplers
+from .compare_entry import CompareEntry
 from .lora import LoadLora
 from .mode import SamplingModeNode
 from .plan import SamplingPlan
@@ -36,6 +38,8 @@ NODES: list[type[io.ComfyNode]] = [
     TrainingOptimizer,
     TrainStep,
     LoadLora,
+    CompareEntry,
+    CompareSamplers,
 ]
 
 

@@ -164,15 +164,19 @@ class _JobLoader(yaml.SafeLoader):
 
 
 def load_job(path: Path) -> TrainSpec:
-    """Read a job file: JSON where it is called so, else YAML.
+    """Read a job file; raises :class:`SpecError` like :func:`parse_job`, and when :func:`read_fields` cannot read it."""
+    return parse_job(read_fields(path))
+
+
+def read_fields(path: Path) -> Any:
+    """What a job file holds: JSON where it is called so, else YAML.
 
     Raises:
-        SpecError: the file is missing, cannot be parsed, or a field is wrong.
+        SpecError: the file is missing or cannot be parsed.
     """
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
-        fields = json.loads(text) if path.suffix.lower() == ".json" else yaml.load(text, _JobLoader)
+        return json.loads(text) if path.suffix.lower() == ".json" else yaml.load(text, _JobLoader)
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:  # ValueError: PyYAML's for a date like 2026-13-01
         raise SpecError(f"cannot read the job file {path}: {' '.join(str(error).split())}") from error
-    return parse_job(fields)
