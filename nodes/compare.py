@@ -80,6 +80,7 @@ class CompareSamplers(io.ComfyNode):
         }  # fmt: skip
         comparison = conclude(settings, results, [_first_frames(shown) for shown in decoded], cases, rewards)
         comparison.save(fresh_folder(_output_folder()))
+        progress.conclude(comparison.grid)
         grid = _as_image(comparison.grid)
         images = torch.cat([shown.flatten(0, 2) for shown in decoded])
         table = json.dumps(comparison.json, indent=1, ensure_ascii=False, allow_nan=False)
@@ -238,6 +239,10 @@ class _Progress:
 
         self._bar = self._bar or comfy.utils.ProgressBar(total)
         self._bar.update_absolute(done, total, self._preview)
+
+    def conclude(self, picture: Image.Image) -> None:
+        """Leave a picture in place of the last preview, which the page goes on showing instead of the node's output."""
+        self._bar.update_absolute(self._bar.total, self._bar.total, ("PNG", picture, None))
 
 
 def _one_latent(model: Any, given: dict[str, Any]) -> Tensor:
