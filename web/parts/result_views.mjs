@@ -96,14 +96,14 @@ export class SamplerView {
   #shown = false;
 
   constructor(element) {
-    this.line = html("div", "mixgrpo-status");
-    this.unseen = html("div", "mixgrpo-status mixgrpo-warning");
+    this.line = html("div", "mixgrpo-status mixgrpo-wrap");
+    this.unseen = html("div", "mixgrpo-status mixgrpo-wrap");
     element.append(this.line, this.unseen, this.#chart.element);
     for (const part of [this.line, this.unseen, this.#chart.element]) part.hidden = true;
   }
 
   get minHeight() {
-    return this.#shown ? 130 : 0;
+    return this.#shown ? 145 + (this.unseen.hidden ? 0 : 32) : 0;
   }
 
   /** runs are {sigmas, window, std, log_probs, samples, unseen}; the last one is shown. */
