@@ -88,6 +88,21 @@ def sampling() -> dict:
     }
 
 
+def comparing() -> dict:
+    """A graph that compares two samplers by a reward."""
+    links = {"model": ["1", 0], "positive": ["2", 0], "negative": ["2", 0], "latent_image": ["3", 0], "vae": ["1", 2]}
+    return {
+        "1": node("MixGRPO_StarterModel"),
+        "2": node("CLIPTextEncode", clip=["1", 1], text=CAPTION),
+        "3": node("EmptySD3LatentImage", width=64, height=64, batch_size=1),
+        "4": node("MixGRPO_CompareEntry", label="plain <b>", steps=4, window_size=0),
+        "5": node("MixGRPO_CompareEntry", label="window", steps=6, window_size=2, entries=["4", 0]),
+        "6": node("MixGRPO_JpegCompressibility"),
+        "7": node("MixGRPO_CompareSamplers", entries=["5", 0], rewards=["6", 0], prompt=CAPTION, seed=next(SEEDS), seeds=2,
+                  group_size=2, reference_steps=0, **links),
+    }  # fmt: skip
+
+
 def questions(page: ComfyPage) -> int:
     return sum("/mixgrpo/" in path and "/summary" in path for path in page.requests)
 
@@ -243,3 +258,18 @@ def test_a_template_opens_by_clicks_and_runs(open_page: Opener, tmp_path: Path, 
     page.run()
     assert page.ended(minutes=10) == "execution_success"
     page.page.screenshot(path=tmp_path / "ended.png")
+
+
+@pytest.mark.parametrize("vue", [False, True])
+def test_compared_samplers_are_a_table_on_the_node(open_page: Opener, vue):
+    page = open_page(vue=vue)
+    page.load(comparing())
+    page.show("MixGRPO_CompareSamplers")
+    assert page.page.locator(".mixgrpo-compared:visible").count() == 0
+    page.run()
+    assert page.ended() == "execution_success"
+    table = page.page.locator(".mixgrpo-compared")
+    expect(table.locator("th")).to_have_text(["sampler", "NFE", "rows", "seconds", "diversity", "reward", "to first"])
+    plain, window = (table.locator(f"tbody tr:nth-child({row}) td").all_inner_texts() for row in (1, 2))
+    assert plain[:3] == ["plain <b>", "4", "4"] and window[:3] == ["window", "6", str(1 + 2 * 5)]
+    assert plain[6] == "–" and "±" in plain[5] and "±" in window[6]
