@@ -14,10 +14,11 @@ from .console import console, progress_bar
 from .files import save_json
 from .models.lora_export import load_lora
 from .models.sd3 import SD3
-from .pictures import contact_sheet, plot_curves, save_picture
+from .pictures import contact_sheet, save_picture
+from .plot import training_chart
 from .rewards import make_scorer
 from .specs import SamplingSpec, TrainSpec
-from .specs.job import parse_job
+from .specs.job import mixed_reward, parse_job
 from .starter import world
 from .starter.load import load_starter
 from .train.adapter import put_lora
@@ -70,7 +71,7 @@ def run_demo(out: Path, iterations: int | None, pairs: int, seed: int) -> dict[s
     shown = out / lora.name
     shutil.copyfile(lora, shown)
     save_picture(out / "before_after.png", _grid(before, after, captions))
-    _curves(out / "curves.png", events)
+    save_picture(out / "curves.png", _curves(spec, events))
     summary = {
         "held_out": numbers,
         "seconds": round(time.monotonic() - started, 1),
@@ -145,16 +146,20 @@ def _grid(before: torch.Tensor, after: torch.Tensor, captions: list[str], column
     return contact_sheet(pictures, columns, labels, ["before", "after", "before", "after"])
 
 
-def _curves(path: Path, events: list[dict[str, Any]]) -> None:
-    scores = {name: [event["scores"][name]["mean"] for event in events] for name in events[0]["scores"]}
-    plot_curves(
-        path,
-        {
-            "scores while exploring": {name.replace("_", " "): values for name, values in scores.items()},
-            "clipped share of ratios": {"clip fraction": [event["clip_fraction"] for event in events]},
-            "gradient norm": {"before clipping": [event["gradient_norm"] for event in events]},
-        },
-    )
+def _curves(spec: TrainSpec, events: list[dict[str, Any]]) -> Any:
+    """Reward and scores while exploring, and whether the updates were of a sensible size."""
+    means = [{name: score["mean"] for name, score in event["scores"].items()} for event in events]
+    weights = {reward.scorer: reward.weight for reward in spec.rewards}
+    curve = {
+        "iteration": [event["iteration"] for event in events],
+        "reward": [mixed_reward(row, weights) for row in means],
+        "scores": {name: [row[name] for row in means] for name in means[0]},
+    }
+    more = {
+        "clipped share of ratios": {"clip fraction": [event["clip_fraction"] for event in events]},
+        "gradient norm": {"before clipping": [event["gradient_norm"] for event in events]},
+    }
+    return training_chart(curve, more)
 
 
 def _tell(summary: dict[str, Any], out: Path) -> None:

@@ -9,6 +9,7 @@ import secrets
 import shutil
 import stat
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -112,6 +113,20 @@ def sha256_of(path: Path) -> str:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise StorageError(f"cannot read {path}: {error.strerror or error}; check the name") from error
+
+
+def known_sha256(path: Path) -> str:
+    """:func:`sha256_of`, computed once for a file of this path, size and time of change."""
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise StorageError(f"cannot read {path}: {error.strerror or error}; check the name") from error
+    return _known_sha256(path, status.st_size, status.st_mtime_ns)
+
+
+@lru_cache(maxsize=4096)
+def _known_sha256(path: Path, _size: int, _changed: int) -> str:
+    return sha256_of(path)
 
 
 def save_json(path: Path, value: Any) -> Path:

@@ -1,9 +1,9 @@
-"""Pictures for people: labelled contact sheets and curves."""
+"""Pictures for people: labelled contact sheets."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -16,7 +16,7 @@ from .files import write_atomically
 _GAP, _TITLE, _LABEL = 6, 20, 15
 _TITLE_FONT, _LABEL_FONT = 12, 11
 _TITLED_WIDTH = 320  # a title needs room, even above one small picture
-_INK, _PAPER, _GREEN, _RED = (40, 40, 40), (250, 250, 250), (30, 140, 60), (190, 40, 40)
+_INK, _FAINT, _PAPER, _GREEN, _RED = (40, 40, 40), (110, 110, 110), (250, 250, 250), (30, 140, 60), (190, 40, 40)
 
 
 def to_images(pictures: torch.Tensor) -> list[Image.Image]:
@@ -50,40 +50,100 @@ def contact_sheet(
 
 
 def sheet_of_rows(rows: Sequence[SheetRow], columns: int, cell: int, signs: bool = False) -> Image.Image:
-    """Rows of pictures of any size, each fitted into a square ``cell`` with its aspect ratio; long rows go on below.
+    """Rows of pictures of any size, each in its own proportions with ``cell`` as its longer side; long rows go on below.
 
     Args:
         columns: pictures side by side, at most.
-        cell: side of a cell in pixels.
+        cell: longer side of every picture, in pixels.
         signs: a label that begins with + is green, one that begins with - red.
     """
     titled, labelled = any(row.title for row in rows), any(row.labels for row in rows)
-    title_height, line_height = _TITLE if titled else 0, cell + (_LABEL if labelled else 0) + _GAP
+    sizes = [_scaled(row.pictures.shape[-1], row.pictures.shape[-2], cell) for row in rows]
+    box = max(width for width, _ in sizes), max(height for _, height in sizes)
+    title_height, line_height = _TITLE if titled else 0, box[1] + (_LABEL if labelled else 0) + _GAP
     lines = [-(-len(row.pictures) // columns) for row in rows]
-    width = max(columns * (cell + _GAP) + _GAP, _TITLED_WIDTH if titled else 0)
+    width = max(columns * (box[0] + _GAP) + _GAP, _TITLED_WIDTH if titled else 0)
     sheet = Image.new("RGB", (width, len(rows) * title_height + sum(lines) * line_height + _GAP), _PAPER)
     draw = ImageDraw.Draw(sheet)
     top = 0
-    for row, count in zip(rows, lines, strict=True):
+    for row, size, count in zip(rows, sizes, lines, strict=True):
         draw.text((_GAP, _GAP + top + 2), _cut(row.title, width - 2 * _GAP), fill=_INK, font=ImageFont.load_default(_TITLE_FONT))
-        for index, image in enumerate(to_images(row.pictures)):
+        for index, picture in enumerate(row.pictures.split(1)):  # one at a time, since they may be large and on a GPU
+            (image,) = to_images(picture)
             line, column = divmod(index, columns)
-            corner = _GAP + column * (cell + _GAP), _GAP + top + title_height + line * line_height
-            _paste_fitted(sheet, image, corner, cell)
+            corner = _GAP + column * (box[0] + _GAP), _GAP + top + title_height + line * line_height
+            centred = tuple(edge + (room - side) // 2 for edge, room, side in zip(corner, box, size, strict=True))
+            sheet.paste(image.resize(size, Image.Resampling.LANCZOS), centred)
             if row.labels:
                 colour = {"+": _GREEN, "-": _RED}.get(row.labels[index][:1], _INK) if signs else _INK
-                place = corner[0], corner[1] + cell + 1
+                place = corner[0], corner[1] + box[1] + 1
                 draw.text(place, row.labels[index], fill=colour, font=ImageFont.load_default(_LABEL_FONT))
         top += title_height + count * line_height
     return sheet
 
 
-def _paste_fitted(sheet: Image.Image, image: Image.Image, corner: tuple[int, int], cell: int) -> None:
-    """Scale to the cell, whichever side touches it, and centre."""
-    scale = cell / max(image.size)
-    size = [max(1, round(side * scale)) for side in image.size]
-    place = [edge + (cell - side) // 2 for edge, side in zip(corner, size, strict=True)]
-    sheet.paste(image.resize(size, Image.Resampling.LANCZOS), tuple(place))
+@dataclass(frozen=True)
+class GridColumn:
+    """Pictures (R, 3, H, W) in [0, 1] of one column, with a label and a note above them."""
+
+    pictures: torch.Tensor
+    label: str
+    note: str = ""
+
+
+def comparison_grid(
+    columns: Sequence[GridColumn], row_labels: Sequence[str], titles: Sequence[str] = (), cell: int = 128
+) -> Image.Image:
+    """Columns of R pictures of one size side by side, with labels above and at the left.
+
+    Args:
+        row_labels: R, one for every row.
+        titles: R, what stands above a row across all columns; "" for nothing. May be left out.
+        cell: longer side of every picture, in pixels.
+    """
+    label_font, font = ImageFont.load_default(_TITLE_FONT), ImageFont.load_default(_LABEL_FONT)
+    size = _scaled(columns[0].pictures.shape[-1], columns[0].pictures.shape[-2], cell)
+    across, down = size[0] + _GAP, size[1] + _GAP
+    headings = [_lines(column.label, size[0], 2) for column in columns]
+    left = _GAP + max((round(font.getlength(label)) for label in row_labels), default=0) + _GAP
+    top = _GAP + _LABEL * (max(map(len, headings)) + 1)
+    titles = [*titles, *[""] * (len(row_labels) - len(titles))]
+    width = left + len(columns) * across
+    sheet = Image.new("RGB", (width, top + len(titles) * down + _TITLE * sum(map(bool, titles))), _PAPER)
+    draw = ImageDraw.Draw(sheet)
+    for column, heading in enumerate(headings):
+        for line, text in enumerate(heading):
+            draw.text((left + column * across, _GAP + line * _LABEL), text, fill=_INK, font=label_font)
+        place = left + column * across, _GAP + len(heading) * _LABEL
+        draw.text(place, _cut(columns[column].note, size[0]), fill=_FAINT, font=font)
+    for row, (label, title) in enumerate(zip(row_labels, titles, strict=True)):
+        if title:
+            draw.text((_GAP, top + 2), _cut(title, width - 2 * _GAP), fill=_INK, font=label_font)
+            top += _TITLE
+        draw.text((_GAP, top + size[1] // 2), label, fill=_FAINT, font=font, anchor="lm")
+        for column, shown in enumerate(columns):
+            (image,) = to_images(shown.pictures[row : row + 1])
+            sheet.paste(image.resize(size, Image.Resampling.LANCZOS), (left + column * across, top))
+        top += down
+    return sheet
+
+
+def _lines(text: str, width: int, most: int) -> list[str]:
+    """The text in lines that fit, broken between words; at most so many, the last of them with an ellipsis if it was cut."""
+    font = ImageFont.load_default(_TITLE_FONT)
+    lines: list[str] = []
+    for word in text.split():
+        longer = f"{lines[-1]} {word}" if lines else word
+        if lines and (font.getlength(longer) <= width or len(lines) == most):
+            lines[-1] = longer
+        else:
+            lines.append(word)
+    return [_cut(line, width) for line in lines]
+
+
+def _scaled(width: int, height: int, longer: int) -> tuple[int, int]:
+    """The size with ``longer`` as its longer side."""
+    return tuple(max(1, round(side * longer / max(width, height))) for side in (width, height))
 
 
 def _cut(text: str, width: int) -> str:
@@ -99,31 +159,3 @@ def _cut(text: str, width: int) -> str:
 def save_picture(path: Path, picture: Image.Image) -> Path:
     """Write a PNG atomically."""
     return write_atomically(path, lambda temporary: picture.save(temporary, format="PNG"))
-
-
-def plot_curves(path: Path, panels: Mapping[str, Mapping[str, Sequence[float | None]]], x_label: str = "iteration") -> Path:
-    """One panel per entry, one line per series (None leaves a gap), against 1, 2, 3, …; a thick line is the running mean."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(4.6 * len(panels), 3.4), layout="constrained")
-    FigureCanvasAgg(figure)
-    for axes, (title, series) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
-        for name, values in series.items():
-            points = [(place, value) for place, value in enumerate(values, 1) if value is not None]
-            if not points:
-                continue
-            places, heights = zip(*points, strict=True)
-            (line,) = axes.plot(places, heights, alpha=0.3, linewidth=1)
-            axes.plot(places, _running_mean(heights), color=line.get_color(), linewidth=2, label=name)
-        axes.set_title(title, fontsize=10)
-        axes.set_xlabel(x_label, fontsize=9)
-        axes.tick_params(labelsize=8)
-        axes.grid(alpha=0.25)
-        axes.legend(fontsize=8, frameon=False)
-    return write_atomically(path, lambda temporary: figure.savefig(temporary, format="png", dpi=120))
-
-
-def _running_mean(values: Sequence[float], width: int = 5) -> list[float]:
-    """Mean of the last ``width`` values at every place."""
-    return [sum(values[max(0, end - width) : end]) / min(width, end) for end in range(1, len(values) + 1)]

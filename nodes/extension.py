@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from comfy_api.latest import ComfyExtension, io
 
+from .compare import CompareSamplers
+from .compare_entry import CompareEntry
 from .hybrid import HybridModel
 from .lora import LoadLora
 from .mode import SamplingModeNode
 from .plan import SamplingPlan
+from .plot import TrajectoryPlot
 from .rewards import HeldOutJudge, JpegCompressibility, JpegIncompressibility, SceneAccuracy
 from .rows import LabelledPictures
 from .sampler import FlowSampler, FlowSamplerObject
@@ -22,6 +25,7 @@ NODES: list[type[io.ComfyNode]] = [
     FlowSampler,
     FlowSamplerObject,
     FlowSigmas,
+    TrajectoryPlot,
     SamplingModeNode,
     SamplingPlan,
     HybridModel,
@@ -36,6 +40,8 @@ NODES: list[type[io.ComfyNode]] = [
     TrainingOptimizer,
     TrainStep,
     LoadLora,
+    CompareEntry,
+    CompareSamplers,
 ]
 
 

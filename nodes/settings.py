@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from comfy_api.latest import io
 
 from ..backend.specs import LoraSpec, OptimizerSpec, SamplingSpec, WindowSpec
 from ..backend.specs.job import parse_lora, parse_optimizer, parse_sampling
 from .schedule import SCHEDULES
-from .types import CATEGORY, LoraSettings, OptimizerSettings, Sampling
+from .types import CATEGORY, LoraSettings, Mode, OptimizerSettings, Sampling
 
 _SAMPLING, _WINDOW, _LORA, _OPTIMIZER = SamplingSpec(), WindowSpec(), LoraSpec(), OptimizerSpec()
 TRAINED_SCHEDULES = SCHEDULES[:2]  # a trainer has no MODEL whose shift it could read
+WINDOW_POLICIES = ("progressive", "decay", "exp_decay", "random", "frozen")  # a list of starts is for job files
+WINDOW_ENDS = ("hold", "wrap", "bounce")
 TARGETS = ("attention", "attention+mlp")
 
 
@@ -59,7 +63,20 @@ class TrainingSampling(io.ComfyNode):
                     tooltip="Steps by which the window moves; 0 leaves it where it is. It stops where it still fits.",
                 ),
                 io.Int.Input(
-                    "window_every", default=_WINDOW.every, min=1, max=999_999, tooltip="Iterations between two moves."
+                    "window_every", default=_WINDOW.every, min=1, max=999_999,
+                    tooltip="Iterations between two moves; for a decay the longest stay.",
+                ),
+                io.Combo.Input(
+                    "window_policy", options=list(WINDOW_POLICIES), default=WINDOW_POLICIES[0],
+                    tooltip="progressive: moves as said above. decay, exp_decay: stays shorter the later it is. random: any "
+                    "place from window_start on, anew in every iteration. frozen: stays at window_start.",
+                ),
+                io.Combo.Input(
+                    "window_end", options=list(WINDOW_ENDS), default=WINDOW_ENDS[0],
+                    tooltip="Where it last fits: stay there (hold), begin again (wrap), go back and forth (bounce).",
+                ),
+                Mode.Input(
+                    "mode", optional=True, tooltip="From Sampling Mode: other dynamics and solvers, Flash. Default: MixGRPO's."
                 ),
             ],
             outputs=[Sampling.Output("sampling", display_name="MIXGRPO_SAMPLING", tooltip="For GRPO Train Step.")],
@@ -68,8 +85,10 @@ class TrainingSampling(io.ComfyNode):
     @classmethod
     def execute(
         cls, steps, schedule, shift, cfg, width, height, shared_noise, eta,
-        window_start, window_size, window_stride, window_every,
+        window_start, window_size, window_stride, window_every, window_policy, window_end, mode=None,
     ) -> io.NodeOutput:  # fmt: skip
+        moves = {"stride": window_stride, "every": window_every, "end": window_end}
+        place = {"first": window_start} if window_policy == "random" else {"start": window_start}
         fields = {
             "steps": steps,
             "shift": {"shift": shift, "dynamic shift": "dynamic"}.get(schedule, schedule),
@@ -78,7 +97,13 @@ class TrainingSampling(io.ComfyNode):
             "height": height,
             "shared_noise": shared_noise,
             "eta": eta,
-            "window": {"start": window_start, "size": window_size, "stride": window_stride, "every": window_every},
+            "window": {
+                "policy": window_policy,
+                "size": window_size,
+                **place,
+                **({} if window_policy in ("frozen", "random") else moves),
+            },
+            "mode": {} if mode is None else dataclasses.asdict(mode),
         }
         return io.NodeOutput(parse_sampling(fields))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 from comfy_api.latest import io, ui
@@ -15,6 +16,7 @@ from .checks import GraphError
 from .training import Order, train, unless_interrupted
 from .types import CATEGORY, LoraSettings, ModelReference, OptimizerSettings, Rewards, Sampling
 
+BASE_MODEL = "base model"
 _DEFAULT = {name: field.default for name, field in TrainSpec.model_fields.items()}
 
 
@@ -43,14 +45,17 @@ class TrainStep(io.ComfyNode):
         )  # fmt: skip
 
     @classmethod
-    def fingerprint_inputs(cls, wait=None, **others) -> float | str:
-        """A job that is not waited for has got further since, so the node runs again; else its settings tell all."""
-        return "settings" if wait is True else float("nan")
+    def fingerprint_inputs(cls, wait=None, start_from=None, **others) -> float | str:
+        """A job that is not waited for has got further since, so the node runs again; else its settings and one file tell all."""
+        if wait is not True or start_from is None:
+            return float("nan")
+        file = starting_lora(start_from)
+        return "" if file is None else f"{file} {file.stat().st_mtime_ns} {file.stat().st_size}"
 
     @classmethod
     async def execute(
         cls, model_ref, rewards, sampling, prompts, negative_prompt, name, iterations, group_size, prompts_per_iteration,
-        seed, checkpoint_every, wait, unload_models, backend, lora_settings=None, optimizer=None, monitors=(),
+        seed, start_from, checkpoint_every, wait, unload_models, backend, lora_settings=None, optimizer=None, monitors=(),
     ) -> io.NodeOutput:  # fmt: skip
         fields = {
             "model": model_ref,
@@ -69,7 +74,8 @@ class TrainStep(io.ComfyNode):
             "checkpoint_every": checkpoint_every,
         }
         spec = parse_job({field: value for field, value in fields.items() if value is not None})
-        return await unless_interrupted(_run(Order(spec, backend.strip() or LOCAL, wait, unload_models)))
+        order = Order(spec, backend.strip() or LOCAL, starting_lora(start_from), wait, unload_models)
+        return await unless_interrupted(_run(order, start_from))
 
 
 def _sockets() -> list[io.Input]:
@@ -81,6 +87,8 @@ def _sockets() -> list[io.Input]:
 
 
 def _widgets() -> list[io.Input]:
+    import folder_paths
+
     return [
         io.String.Input("prompts", multiline=True, default="", tooltip="What to train on, one prompt a line."),
         io.String.Input("negative_prompt", multiline=True, default="", tooltip="Steered away from when cfg is not 1."),
@@ -97,7 +105,14 @@ def _widgets() -> list[io.Input]:
             "prompts_per_iteration", default=_DEFAULT["prompts_per_iteration"], min=1, max=999_999,
             tooltip="Prompts per iteration; all of them come up in shuffled rounds.",
         ),
-        io.Int.Input("seed", default=0, min=0, max=2**63 - 1, tooltip="Noise, order of the prompts and the adapter's beginning."),
+        io.Int.Input(
+            "seed", default=0, min=0, max=2**63 - 1, control_after_generate=False,
+            tooltip="Noise, order of the prompts and the adapter's beginning.",
+        ),
+        io.Combo.Input(
+            "start_from", options=[BASE_MODEL, *folder_paths.get_filename_list("loras")], default=BASE_MODEL,
+            tooltip="A LoRA to go on from instead of the base model; its rank, alpha and layers must be those of LoRA Settings.",
+        ),
         io.Int.Input(
             "checkpoint_every", default=_DEFAULT["checkpoint_every"], min=1, max=999_999,
             tooltip="Iterations between two checkpoints, each with a LoRA. Changes no number of the training.",
@@ -130,7 +145,24 @@ def lines(text: str) -> list[str]:
     return prompts
 
 
-async def _run(order: Order) -> io.NodeOutput:
+def starting_lora(name: str) -> Path | None:
+    """The file of a LoRA in ComfyUI's list; None for the base model.
+
+    Raises:
+        GraphError: ComfyUI does not list it (a workflow is a stranger's file: it names no paths).
+    """
+    import folder_paths
+
+    if name == BASE_MODEL:
+        return None
+    if name not in folder_paths.get_filename_list("loras"):
+        raise GraphError(
+            f"start_from: there is no LoRA {name[:200]!r} in ComfyUI's list; put it into models/loras, or choose another"
+        )
+    return Path(folder_paths.get_full_path_or_raise("loras", name))
+
+
+async def _run(order: Order, started_from: str) -> io.NodeOutput:
     backend, job = await train(order)
     summary = await backend.summary(job["id"])
     iteration = order.spec.iterations if order.wait else max(summary["loras"], default=0)
@@ -138,6 +170,8 @@ async def _run(order: Order) -> io.NodeOutput:
     if iteration:
         file = await fetch_lora(backend, summary, iteration)
         lora, name = load_lora(file), lora_name(file)
+    elif order.start_from is not None:
+        lora, name = load_lora(order.start_from), started_from
     sheet = await newest_sheet(backend, job["id"], iteration or None)
     samples = as_image(sheet[1] if sheet else written(f"job {job['id']} ({summary['state']}): no pictures yet"))
     shown = _summary(order.backend, summary, name, iteration)

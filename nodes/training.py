@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Coroutine
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 from PIL import Image
@@ -40,12 +41,14 @@ class Order:
     Attributes:
         spec: the job.
         backend: a backend's alias.
+        start_from: a LoRA file to begin with, or None.
         wait: follow the job to the end; else it goes on alone.
         unload_models: free the memory of ComfyUI's models first, when the job runs on this machine.
     """
 
     spec: TrainSpec
     backend: str
+    start_from: Path | None
     wait: bool
     unload_models: bool
 
@@ -80,7 +83,8 @@ async def train(order: Order) -> tuple[Backend, dict[str, Any]]:
     reached = -1
     while True:
         backend = await connect(order.backend)
-        job = await backend.submit(order.spec.model_dump(mode="json"), detached=not order.wait)
+        spec = await _with_start(order, backend)
+        job = await backend.submit(spec.model_dump(mode="json"), detached=not order.wait)
         if order.unload_models and order.backend == LOCAL and job["state"] not in SETTLED:
             _unload_models()
         if not order.wait:
@@ -92,6 +96,14 @@ async def train(order: Order) -> tuple[Backend, dict[str, Any]]:
                 raise
             reached = display.iteration
             logging.warning("MixGRPO: %s; asking again", lost)
+
+
+async def _with_start(order: Order, backend: Backend) -> TrainSpec:
+    """The job, naming the LoRA that it starts from by its content; the backend has the file then."""
+    if order.start_from is None:
+        return order.spec
+    digest = await backend.upload_lora(order.start_from)
+    return order.spec.model_copy(update={"lora": order.spec.lora.model_copy(update={"start_from": digest})})
 
 
 async def _follow(backend: Backend, job: dict[str, Any], iterations: int, display: _Display) -> dict[str, Any]:

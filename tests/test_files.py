@@ -1,5 +1,6 @@
 """Files: whole or not at all, and what is no safetensors file is refused."""
 
+import hashlib
 import json
 import os
 import pickle
@@ -12,14 +13,17 @@ import zipfile
 import pytest
 import torch
 
+from mixgrpo.backend import files
 from mixgrpo.backend.files import (
     StorageError,
+    known_sha256,
     load_json,
     load_metadata,
     load_tensors,
     remove_leftovers,
     save_json,
     save_tensors,
+    sha256_of,
     write_atomically,
 )
 
@@ -207,3 +211,17 @@ def test_json_is_for_people_and_refuses_what_json_cannot_hold(tmp_path):
     path.write_bytes(b'{"half":')
     with pytest.raises(StorageError, match="cannot read .*a.json"):
         load_json(path)
+
+
+def test_a_known_checksum_is_computed_again_when_the_file_changes(tmp_path, monkeypatch):
+    file, read = tmp_path / "weights", []
+    monkeypatch.setattr(files, "sha256_of", lambda path: read.append(path) or sha256_of(path))
+    for content in (b"one", b"three", b"four!"):
+        file.write_bytes(content)
+        os.utime(file, ns=(0, len(read)))  # a coarse clock must not decide this test
+        for _ in range(3):
+            assert known_sha256(file) == hashlib.sha256(content).hexdigest()
+    assert read == [file] * 3
+    file.unlink()
+    with pytest.raises(StorageError, match="cannot read .*weights: No such file"):
+        known_sha256(file)

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
-from pathlib import Path
-
 import torch
 from diffusers.models.normalization import RMSNorm
 from torch import nn
 
 from ..specs import ModelSpec
-from ..starter.load import TRANSFORMER_FILE, load_starter
+from ..starter.load import load_starter
 from .sd3 import LORA_TARGETS, SD3
 
-__all__ = ["LORA_TARGETS", "arithmetic", "base_model_hash", "load_model"]
+__all__ = ["LORA_TARGETS", "arithmetic", "load_model"]
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
@@ -46,10 +43,3 @@ def _exact_norms(module: nn.Module) -> None:
     for part in module.modules():
         if type(part) is RMSNorm:
             part.__class__ = _ExactRMSNorm
-
-
-def base_model_hash(spec: ModelSpec) -> str:
-    """SHA-256 of the transformer's file, so that a run and its LoRAs name the bytes they belong to."""
-    file: Path = {"starter": TRANSFORMER_FILE}[spec.family]
-    with open(file, "rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()

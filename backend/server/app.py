@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import hmac
 import json
 import time
@@ -13,7 +14,7 @@ from urllib.parse import urlsplit
 from aiohttp import web
 
 from ..errors import MixGRPOError
-from ..files import StorageError
+from ..files import StorageError, known_sha256
 from ..specs import SpecError
 from ..specs.job import parse_job
 from ..train.run_folder import RunError
@@ -181,7 +182,9 @@ class Api:
             raise BadRequest("a submission has the fields spec and, if wanted, detached")
         if not isinstance(body.get("detached", False), bool):
             raise BadRequest("detached must be true or false")
-        job = self._supervisor.submit(parse_job(body["spec"]), body.get("detached", False))
+        spec = parse_job(body["spec"])
+        await asyncio.to_thread(self._supervisor.check_base_model, spec)
+        job = self._supervisor.submit(spec, body.get("detached", False))
         return web.json_response(self._show(job))
 
     async def jobs(self, request: web.Request) -> web.Response:
@@ -227,11 +230,16 @@ class Api:
         return web.json_response({"artifacts": await asyncio.to_thread(run.artifacts)})
 
     async def artifact(self, request: web.Request) -> web.StreamResponse:
-        """One file, whole or a range of it."""
+        """One file; of a LoRA also a range."""
         run = self._supervisor.run(self._find(request).id)
-        file = run.file(request.match_info["kind"], request.match_info["name"])
-        digest = await asyncio.to_thread(run.digest, file)
-        headers = {"X-Checksum-SHA256": digest, "X-Content-Type-Options": "nosniff", "Content-Disposition": "attachment"}
+        kind, name = request.match_info["kind"], request.match_info["name"]
+        headers = {"X-Content-Type-Options": "nosniff", "Content-Disposition": "attachment"}
+        if kind == "samples":
+            sheet = await asyncio.to_thread(run.sheet, name)
+            headers["X-Checksum-SHA256"] = hashlib.sha256(sheet).hexdigest()
+            return web.Response(body=sheet, content_type="image/png", headers=headers)
+        file = run.file(kind, name)
+        headers["X-Checksum-SHA256"] = await asyncio.to_thread(known_sha256, file)
         return web.FileResponse(file, headers=headers)
 
     def _find(self, request: web.Request) -> Job:

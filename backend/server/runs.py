@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from dataclasses import asdict, dataclass
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import MixGRPOError
+from ..files import StorageError, known_sha256, load_json
 from ..specs.job import mixed_reward
 from .store import UnknownJob
 
@@ -51,7 +51,6 @@ class Run:
         self.offset = 0
         self.last_event: dict[str, Any] | None = None
         self._iterations: dict[int, dict[str, Any]] = {}
-        self._digests: dict[tuple[str, int, int], str] = {}
 
     # ------------------------------------------------------------------ events
 
@@ -127,13 +126,27 @@ class Run:
         markers = sorted((self.path / "checkpoints").glob("iteration_*.json"))
         return int(markers[-1].stem.removeprefix("iteration_")) if markers else 0
 
+    def base_model(self) -> str | None:
+        """Hash of the base weights that the newest checkpoint was trained on; None without one that says so."""
+        markers = sorted((self.path / "checkpoints").glob("iteration_*.json"))
+        try:
+            facts = load_json(markers[-1]) if markers else None
+        except StorageError:  # removed for a newer one, or damaged, which the worker says in full
+            return None
+        return facts.get("base_model") if isinstance(facts, dict) else None
+
     def artifacts(self) -> list[dict[str, Any]]:
         """All files on offer, with their checksums (computed once per file)."""
-        return [
-            asdict(Artifact(kind, file.name, iteration, file.stat().st_size, self.digest(file)))
-            for kind in _FILES
-            for iteration, file in self._listed(kind)
-        ]
+        listed = [(kind, iteration, file) for kind in _FILES for iteration, file in self._listed(kind)]
+        artifacts = []
+        for kind, iteration, file in listed:
+            try:
+                artifacts.append(asdict(Artifact(kind, file.name, iteration, file.stat().st_size, known_sha256(file))))
+            except (FileNotFoundError, StorageError):
+                if file.exists():
+                    raise
+                # a sheet that has meanwhile given way to a newer one
+        return artifacts
 
     def file(self, kind: str, name: str) -> Path:
         """A file on offer by kind and name; raises :class:`UnknownFile` for anything that is not one of them."""
@@ -145,14 +158,12 @@ class Run:
             raise UnknownFile(f"the job has no {kind}/{name}; ask for the job's artifacts to see all")
         return file
 
-    def digest(self, file: Path) -> str:
-        """SHA-256 of a file, kept until it changes."""
-        status = file.stat()
-        key = (str(file), status.st_size, status.st_mtime_ns)
-        if key not in self._digests:
-            with open(file, "rb") as opened:
-                self._digests[key] = hashlib.file_digest(opened, "sha256").hexdigest()
-        return self._digests[key]
+    def sheet(self, name: str) -> bytes:
+        """A sample sheet, read at once, since the worker may remove it at any time; raises :class:`UnknownFile`."""
+        try:
+            return self.file("samples", name).read_bytes()
+        except FileNotFoundError:
+            raise UnknownFile(f"the job has no samples/{name} any more; ask for the job's artifacts to see all") from None
 
     def _listed(self, kind: str) -> list[tuple[int, Path]]:
         folder = self.path / kind

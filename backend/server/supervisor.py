@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import MixGRPOError
+from ..models.weights import base_model_hash
 from ..specs import TrainSpec
 from ..specs.job import parse_job
 from ..train.run_folder import RunError, RunFolder
@@ -50,6 +51,19 @@ class Supervisor:
         return self._runs.setdefault(job_id, Run(self.runs_folder / job_id))
 
     # ------------------------------------------------------------------ what a client asks
+
+    def check_base_model(self, spec: TrainSpec) -> None:
+        """Raise :class:`JobConflict` when what there is of a job was trained on other base weights than the present ones.
+
+        They are no part of a job's identity, so a finished LoRA of the old ones would be given back without a word. It may take
+        seconds to read them; it is safe in a thread.
+        """
+        was = self.run(spec.identity()).base_model()
+        if was is not None and was != (now := base_model_hash(spec.model)):
+            raise JobConflict(
+                f"job {spec.identity()} was trained on other weights of the base model ({was[:12]}, now {now[:12]}); put those "
+                "back, or change the job, its seed for example, to train anew on the present ones"
+            )
 
     def submit(self, spec: TrainSpec, detached: bool) -> Job:
         """Take a job in: attach to it while it goes on, give back what is finished, continue it, or begin it.

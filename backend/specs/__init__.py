@@ -1,9 +1,12 @@
 """Everything a user can set, as frozen pydantic models: unknown keys are errors, JSON in, JSON out."""
 
-from .job import LoraSpec, ModelSpec, OptimizerSpec, RewardSpec, SamplingSpec, SpecError, TrainSpec, WindowSpec, load_job
+from .base import SpecError
+from .job import LoraSpec, ModelSpec, OptimizerSpec, RewardSpec, TrainSpec, load_job
+from .sampling import ModeSpec, SamplingSpec, WindowSpec
 
 __all__ = [
     "LoraSpec",
+    "ModeSpec",
     "ModelSpec",
     "OptimizerSpec",
     "RewardSpec",

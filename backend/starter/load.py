@@ -14,10 +14,11 @@ from transformers.utils import logging as transformers_logging
 from ..files import load_tensors
 from ..models.base import ModelError
 from ..models.sd3 import SD3
+from ..models.weights import STARTER, TRANSFORMER_FILES
 from . import text, vae
 
-WEIGHTS = Path(__file__).parent / "weights"
-TRANSFORMER_FILE = WEIGHTS / "transformer" / "diffusion_pytorch_model.safetensors"
+WEIGHTS = STARTER
+TRANSFORMER_FILE = TRANSFORMER_FILES["starter"]
 VAE_FILE = WEIGHTS / "vae" / "starter_vae.safetensors"
 IMAGE_SIZE = 64
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from ..errors import MixGRPOError
 from ..flow.noise import initial_noise
 from ..flow.rollout import rollout
 from ..flow.window import Window
@@ -13,6 +14,10 @@ from ..models.base import GuidedVelocity
 from ..models.sd3 import SD3
 from ..specs import SamplingSpec
 from .trainer import sigma_table
+
+
+class EvaluationError(MixGRPOError):
+    """Pictures that cannot be drawn as asked."""
 
 
 @torch.no_grad()
@@ -34,7 +39,12 @@ def draw(
 
     Returns:
         float32 (N, 3, height, width) in [0, 1] on the CPU.
+
+    Raises:
+        EvaluationError: there are not as many seeds as prompts.
     """
+    if len(prompts) != len(seeds):
+        raise EvaluationError(f"{len(prompts)} prompts and {len(seeds)} seeds; give one seed for every prompt")
     shape, sigmas = model.latent_shape(sampling.width, sampling.height), sigma_table(sampling)
     unique = list(dict.fromkeys(prompts))
     velocity = GuidedVelocity(model, model.encode(unique), model.encode([negative_prompt]), sampling.guidance, 2 * batch)

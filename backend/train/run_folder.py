@@ -57,6 +57,11 @@ class RunFolder:
         """Where the LoRA of an iteration is; a new name for every checkpoint, since ComfyUI caches LoRAs by name."""
         return self.path / "lora" / f"{name}_{iteration:06d}.safetensors"
 
+    def lora_iterations(self) -> set[int]:
+        """The iterations there is a LoRA of, under whatever name."""
+        digits = (file.stem[-6:] for file in (self.path / "lora").glob("*_??????.safetensors"))
+        return {int(iteration) for iteration in digits if iteration.isdecimal()}
+
     def lock(self) -> None:
         """Own the run until the process ends; raises :class:`RunError` when another process does."""
         try:

@@ -13,7 +13,6 @@ import torch
 
 from ..errors import MixGRPOError
 from ..flow.advantages import Advantages, combine_advantages
-from ..flow.dynamics import sde_coefficients
 from ..flow.noise import derive_seed, initial_noise, step_noise
 from ..flow.objective import (
     ReplayGap,
@@ -24,9 +23,10 @@ from ..flow.objective import (
     replay_log_prob,
     replay_mean,
 )
+from ..flow.plan import SamplingMode, plan_rollout
 from ..flow.rollout import Trajectory, rollout
 from ..flow.sigmas import dynamic_shift, shifted_sigmas
-from ..flow.window import Window, sliding_window
+from ..flow.window import WINDOW_POLICIES, Window
 from ..models.base import GuidedVelocity, RowCounter
 from ..models.families import arithmetic, load_model
 from ..rewards import HELD_OUT, make_scorer
@@ -47,15 +47,14 @@ def sigma_table(spec: SamplingSpec) -> torch.Tensor:
     return shifted_sigmas(spec.steps, shift).float()
 
 
-def _window(spec: SamplingSpec, iteration: int) -> Window:
-    plan = spec.window
-    return sliding_window(iteration, spec.steps, plan.start, plan.size, plan.stride, plan.every)
+def _window(spec: TrainSpec, iteration: int) -> Window:
+    plan = spec.sampling.window
+    return WINDOW_POLICIES[plan.policy](iteration, spec.sampling.steps, plan.size, **plan.settings(spec.seed))
 
 
-def _windows(spec: TrainSpec) -> list[Window]:
-    """All windows of a job; after as many moves as there are steps it moves no more."""
-    moves = min((spec.iterations - 1) // spec.sampling.window.every, spec.sampling.steps)
-    return [_window(spec.sampling, move * spec.sampling.window.every) for move in range(moves + 1)]
+def _windows(spec: TrainSpec) -> set[Window]:
+    """The windows of a job, as far as its first thousands of iterations tell; by then every policy has been everywhere."""
+    return {_window(spec, iteration) for iteration in range(min(spec.iterations, 5000))}
 
 
 @dataclass(frozen=True)
@@ -92,8 +91,9 @@ class Trainer:
         for scorer in self.scorers.values():
             scorer.check_prompts(spec.prompts)
         self.sigmas = sigma_table(spec.sampling)
-        for window in _windows(spec):
-            sde_coefficients(self.sigmas, spec.sampling.eta, window)
+        self.mode = SamplingMode(**spec.sampling.mode.model_dump())
+        for window in sorted(_windows(spec), key=lambda window: window.start):
+            plan_rollout(self.sigmas, window, spec.sampling.eta, self.mode)
         self.model = load_model(spec.model, ranks.device)
         begun = None if resume is None else resume.adapter
         if begun is None and spec.lora.start_from is not None:
@@ -142,7 +142,7 @@ class Trainer:
 
     def window(self) -> Window:
         """The window of the next iteration."""
-        return _window(self.spec.sampling, self.iteration)
+        return _window(self.spec, self.iteration)
 
     def train_iteration(self, on_rollout: Callable[[Rollout], None] | None = None) -> dict[str, Any]:
         """One iteration; returns its numbers, the same on every rank. ``on_rollout`` may look at this rank's pictures."""
@@ -174,6 +174,7 @@ class Trainer:
                 lambda step: self._step_noise(places, step),
                 spec.group_size,
                 shared=sampling.shared_noise,
+                mode=self.mode,
             )
         if not trajectory.final.isfinite().all():
             raise TrainingError(

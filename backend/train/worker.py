@@ -13,13 +13,13 @@ from typing import Any
 from ..console import describe
 from ..errors import MixGRPOError
 from ..files import load_json
-from ..models.families import base_model_hash
 from ..models.lora_export import export_lora
-from ..pictures import contact_sheet, save_picture
+from ..models.weights import base_model_hash
 from ..specs import TrainSpec
 from ..specs.job import parse_job
 from .ranks import Ranks
 from .run_folder import Checkpoint, Request, RunError, RunFolder
+from .samples import SampleSheets
 from .trainer import Rollout, Trainer
 
 Report = Callable[[dict[str, Any], float], None]
@@ -93,11 +93,11 @@ def _train(run: RunFolder, spec: TrainSpec, ranks: Ranks, report: Report, asked:
 
 def _iterate(run: RunFolder, trainer: Trainer, base: str, report: Report, asked: Asked) -> None:
     spec, ranks = trainer.spec, trainer.ranks
-    started, first = time.monotonic(), trainer.iteration
+    started, first, sheets = time.monotonic(), trainer.iteration, SampleSheets(run, spec)
 
     def between_phases(batch: Rollout, due: bool) -> None:
-        if ranks.first and due:
-            _save_samples(run, trainer, batch)
+        if ranks.first:
+            sheets.show(trainer.iteration + 1, batch, due)
         _obey(ranks, asked)  # the adapter is still what it was before the iteration, which a continuation repeats
 
     while trainer.iteration < spec.iterations:
@@ -164,15 +164,6 @@ def _export(run: RunFolder, trainer: Trainer, checkpoint: Checkpoint, base: str)
         path=path,
         metadata=metadata,
     )
-
-
-def _save_samples(run: RunFolder, trainer: Trainer, batch: Rollout) -> None:
-    """The first groups of this rollout as a sheet, one row a prompt, every picture with its mixed advantage."""
-    size, rows = trainer.spec.group_size, min(4, len(batch.prompts))
-    labels = [f"{value:+.2f}" for value in batch.advantages.values[:rows].flatten().tolist()]
-    titles = [trainer.spec.prompts[row] for row in batch.prompts[:rows].tolist()]
-    sheet = contact_sheet(batch.pictures[: rows * size], size, labels, titles)
-    save_picture(run.path / "samples" / f"iteration_{trainer.iteration + 1:06d}.png", sheet)
 
 
 def _supervised(run: RunFolder) -> Asked:

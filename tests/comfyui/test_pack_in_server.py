@@ -16,13 +16,7 @@ import torch
 from graph_server import PACK_NAMES, GraphError, GraphServer, copy_pack
 
 CAPTION = "a red circle left of a blue square on a white background"
-NODES = {
-    "MixGRPO_StarterModel", "MixGRPO_Sampler", "MixGRPO_SamplerObject", "MixGRPO_Sigmas", "MixGRPO_SceneAccuracy",
-    "MixGRPO_JpegCompressibility", "MixGRPO_JpegIncompressibility", "MixGRPO_ScoreImages", "MixGRPO_PictureRows",
-    "MixGRPO_HeldOutJudge", "MixGRPO_SamplingSettings", "MixGRPO_LoraSettings", "MixGRPO_OptimizerSettings", "MixGRPO_TrainStep",
-    "MixGRPO_LoadLora", "MixGRPO_SamplingMode", "MixGRPO_SamplingPlan",
-    "MixGRPO_HybridModel",
-}  # fmt: skip
+NODES = set(json.loads((Path(__file__).parent / "object_info.json").read_text(encoding="utf-8")))
 NOT_COMFYUIS = {"diffusers", "peft", "accelerate", "typer", "rich", "matplotlib", "platformdirs"}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import os
 import signal
@@ -171,6 +172,18 @@ def test_a_backend_that_dies_is_replaced(server: GraphServer):
     assert summary["curve"]["iteration"] == list(range(1, 41))
 
 
+def test_modes_and_policies_reach_the_trainer(server: GraphServer):
+    window = {"window_policy": "random", "window_start": 1, "window_stride": 3, "mode": ["mode", 0]}
+    mode = node("MixGRPO_SamplingMode", dynamics="cps", log_prob="variance_free", solver="euler", solver_after="dpmpp_2m",
+                history="reset", ratio=0.5)  # fmt: skip
+    made = trained(server.run(train_graph(name="modes", iterations=1, sampling=window | {"steps": 6}) | {"mode": mode}))
+    sampling = ask(server, "job", made["job"])["spec"]["sampling"]
+    assert sampling["mode"] == mode["inputs"]
+    assert {name: value for name, value in sampling["window"].items() if value is not None} == {
+        "policy": "random", "size": 1, "first": 1,
+    }  # fmt: skip
+
+
 REFUSALS = {
     "no prompt": ({"prompts": " \n "}, "there is no prompt to train on"),
     "bad name": ({"name": "../up"}, "name: may hold up to 64 letters"),
@@ -270,6 +283,26 @@ def test_load_lora_runs_again_when_the_job_has_a_newer_one(server: GraphServer):
     assert "load" in cached(load()), "the same LoRA is loaded again"
     server.run(train_graph(name="newer", seed=16, iterations=2))
     assert load()["outputs"]["load"]["mixgrpo_lora"][0]["lora"].endswith("000002.safetensors")
+
+
+def test_a_training_starts_from_a_lora_of_the_list(server: GraphServer):
+    first = trained(server.run(train_graph(name="first", seed=18)))
+    start = {"name": "second", "start_from": first["lora"]}
+    second = trained(server.run(train_graph(**start, iterations=1)))
+    assert second["job"] != first["job"]
+    spec = ask(server, "job", second["job"])["spec"]
+    file = server.base / "output" / "loras" / first["lora"]
+    assert spec["lora"]["start_from"] == hashlib.sha256(file.read_bytes()).hexdigest()
+    assert "train" in cached(server.wait(server.queue(train_graph(**start, iterations=1))))
+
+    graph = train_graph(**start, iterations=2) | {
+        "lora_settings": node("MixGRPO_LoraSettings", rank=4, alpha=4.0, targets="attention", rslora=False)
+    }
+    with pytest.raises(GraphError, match="rank"):
+        server.run(graph)
+    for name in ("../../secret.safetensors", "/etc/passwd", "nothing.safetensors"):
+        with pytest.raises(GraphError, match="start_from: there is no LoRA|value_not_in_list"):
+            server.run(train_graph(start_from=name))
 
 
 def test_a_file_of_the_same_name_is_never_overwritten(server: GraphServer):

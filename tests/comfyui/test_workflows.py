@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 from cli_runs import comfy_run
 from graph_server import PACK_NAMES, ROOT, GraphServer
-from PIL import Image
+from PIL import Image, ImageChops
 
 WORKFLOWS = {file.stem: file for file in sorted((ROOT / "workflows").glob("*.json"))}
 STORED = Path(__file__).parent / "workflows_api"
 UPDATE = "MIXGRPO_UPDATE=1 python -m pytest tests/comfyui/test_workflows.py -k stored"
+SHORT = {"iterations": 2, "group_size": 4, "prompts_per_iteration": 2}  # of a training, instead of the workflow's own
 _TITLE = 30  # pixels above a node's place
 
 Outputs = dict[str, dict[str, Any]]
@@ -32,25 +33,48 @@ def picture(server: GraphServer, shown: dict[str, Any]) -> Image.Image:
     return Image.open(BytesIO(server.fetch(f"/view?{query}")))
 
 
-def titled(outputs: Outputs, workflow: dict[str, Any], title: str) -> dict[str, Any]:
-    """What the node with this title left in the history."""
-    (node,) = (node for node in workflow["nodes"] if node.get("title") == title)
+def left_by(outputs: Outputs, workflow: dict[str, Any], title: str) -> dict[str, Any]:
+    """What the node with this title, or of this type, left in the history."""
+    (node,) = (node for node in workflow["nodes"] if title in (node.get("title"), node["type"]))
     return outputs[str(node["id"])]
 
 
+def all_rows(outputs: Outputs) -> list[dict[str, Any]]:
+    """The rows of the last Labelled Pictures in a chain."""
+    return max((entry["mixgrpo_rows"] for entry in outputs.values() if "mixgrpo_rows" in entry), key=len)
+
+
 def check_sample_window(server: GraphServer, outputs: Outputs, workflow: dict[str, Any]) -> None:
-    rows = max((entry["mixgrpo_rows"] for entry in outputs.values() if "mixgrpo_rows" in entry), key=len)
+    rows = all_rows(outputs)
     assert [row["pictures"] for row in rows] == [1, 1, 8, 8]
     assert rows[0]["mean"] == rows[1]["mean"], "KSampler and eta 0 drew different pictures"
     assert all(0 <= row["mean"] <= 1 for row in rows)
-    (grid,) = titled(outputs, workflow, "All rows")["images"]
+    (grid,) = left_by(outputs, workflow, "All rows")["images"]
     assert picture(server, grid).width > 8 * 128
-    assert len(titled(outputs, workflow, "Best first")["images"]) == 8
+    assert len(left_by(outputs, workflow, "Best first")["images"]) == 8
     windows = [entry["mixgrpo_sampler"][0]["window"] for entry in outputs.values() if "mixgrpo_sampler" in entry]
     assert sorted(windows) == [[2, 4], [2, 4], [6, 3]]
 
 
-CHECKS: dict[str, Callable[[GraphServer, Outputs, dict[str, Any]], None]] = {"mixgrpo_sample_window": check_sample_window}
+def check_train_compare(server: GraphServer, outputs: Outputs, workflow: dict[str, Any]) -> None:
+    (summary,) = left_by(outputs, workflow, "MixGRPO_TrainStep")["mixgrpo_train"]
+    assert summary["state"] == "done" and summary["iteration"] == summary["lora_iteration"] == SHORT["iterations"]
+    assert set(summary["curve"]["scores"]) == {"scene_accuracy", "held_out_judge"}
+    assert summary["lora"] in server.get("/models/loras"), "ComfyUI does not list the LoRA"
+    assert [(row["label"], row["pictures"]) for row in all_rows(outputs)] == [("before", 16), ("after", 16)]
+    (grid,), (kept,) = (left_by(outputs, workflow, title)["images"] for title in ("Before and after", "Keep it"))
+    assert kept["type"] == "output" and kept["subfolder"] == "mixgrpo"
+    sheet = picture(server, grid)
+    row = sheet.height // 2 - 3
+    before, after = (sheet.crop((0, top + 26, sheet.width, top + row)) for top in (0, row))  # without their titles
+    assert ImageChops.difference(before, after).getbbox(), "the LoRA changes nothing"
+    assert picture(server, left_by(outputs, workflow, "Newest training pictures")["images"][0]).width > SHORT["group_size"] * 64
+
+
+CHECKS: dict[str, Callable[[GraphServer, Outputs, dict[str, Any]], None]] = {
+    "mixgrpo_sample_window": check_sample_window,
+    "mixgrpo_train_compare": check_train_compare,
+}
 
 
 def test_comfyui_offers_every_template_with_a_picture(server: GraphServer):
@@ -116,8 +140,21 @@ def test_the_converted_graph_is_the_stored_one(converted, name):
 
 
 @pytest.mark.parametrize("name", WORKFLOWS)
-def test_the_workflow_runs_by_comfy_cli(server: GraphServer, tmp_path: Path, name):
-    said = comfy_run(server.url, WORKFLOWS[name], tmp_path, "--wait")
+def test_the_workflow_runs_by_comfy_cli(server: GraphServer, converted, tmp_path: Path, name):
+    said = comfy_run(server.url, shortened(name, converted, tmp_path), tmp_path, "--wait")
     history = server.get(f"/history/{said['prompt_id']}")[said["prompt_id"]]
     assert history["status"]["status_str"] == "success"
     CHECKS[name](server, history["outputs"], load(name))
+
+
+def shortened(name: str, converted: Callable[[str], dict[str, Any]], folder: Path) -> Path:
+    """The workflow's own file; of one that trains, its converted graph with a shorter training."""
+    if not any(node["type"] == "MixGRPO_TrainStep" for node in load(name)["nodes"]):
+        return WORKFLOWS[name]
+    graph = converted(name)
+    for node in graph.values():
+        if node["class_type"] == "MixGRPO_TrainStep":
+            node["inputs"] |= SHORT
+    file = folder / f"{name}.json"
+    file.write_text(json.dumps(graph), encoding="utf-8")
+    return file

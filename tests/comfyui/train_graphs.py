@@ -16,12 +16,13 @@ def train_graph(
 ) -> dict[str, Any]:
     """Starter, reward, settings and the train node ("train") with its LoRA applied ("patched"); ``train`` changes widgets."""
     drawn = {"steps": 4, "schedule": "shift", "shift": 3.0, "cfg": 1.0, "width": 64, "height": 64, "shared_noise": True,
-             "eta": 0.7, "window_start": 0, "window_size": 1, "window_stride": 0, "window_every": 25}  # fmt: skip
+             "eta": 0.7, "window_start": 0, "window_size": 1, "window_stride": 0, "window_every": 25,
+             "window_policy": "progressive", "window_end": "hold"}  # fmt: skip
     learnt = {"learning_rate": 1e-3, "weight_decay": 1e-4, "max_grad_norm": 1.0, "clip_range": 1e-3, "advantage_clip": 5.0,
               "updates_per_rollout": 1}  # fmt: skip
     widgets = {"prompts": CAPTION, "negative_prompt": "", "name": "graph", "iterations": 2, "group_size": 2,
-               "prompts_per_iteration": 1, "seed": 0, "checkpoint_every": 1, "wait": True, "unload_models": True,
-               "backend": "local"}  # fmt: skip
+               "prompts_per_iteration": 1, "seed": 0, "start_from": "base model", "checkpoint_every": 1,
+               "wait": True, "unload_models": True, "backend": "local"}  # fmt: skip
     return {
         "starter": node("MixGRPO_StarterModel"),
         "reward": node("MixGRPO_JpegCompressibility", weight=1.0),

@@ -14,6 +14,7 @@ import pytest
 from servers import fields
 
 from mixgrpo.backend.client import Backend, BackendError, BackendUnreachable
+from mixgrpo.backend.server.runs import Run, UnknownFile
 
 
 def request(server, method, path, headers=None, body=None):
@@ -133,6 +134,24 @@ def test_artifacts_arrive_whole_or_in_ranges_with_their_checksum(finished, tmp_p
     status, headers, body = request(server, "GET", path, {"Range": "bytes=100-199"})
     assert (status, body) == (206, (tmp_path / artifacts[0]["name"]).read_bytes()[100:200])
     assert headers["X-Checksum-SHA256"] == artifacts[0]["sha256"]
+
+
+def test_a_sheet_that_is_removed_while_somebody_asks_for_it_is_an_unknown_file(finished, tmp_path, monkeypatch):
+    server, job = finished
+    folder = server.run_folder(job["id"]) / "samples"
+    (folder / "iteration_000777.png").write_bytes(b"sheet")
+    (sheet,) = (one for one in server.ask("artifacts", job["id"]) if one["iteration"] == 777)
+    (folder / sheet["name"]).unlink()
+    with pytest.raises(BackendError, match="no samples/iteration_000777.png") as caught:
+        server.ask("download", job["id"], sheet, tmp_path / "sheet.png")
+    assert caught.value.kind == "UnknownFile" and list(tmp_path.iterdir()) == []
+    run = Run(folder.parent)  # and when it goes between two steps of one answer
+    files, gone = run.artifacts(), folder / sheet["name"]
+    monkeypatch.setattr(run, "_listed", lambda kind, listed=run._listed: [*listed(kind), (777, gone)])
+    assert run.artifacts() == files
+    monkeypatch.setattr(run, "file", lambda kind, name: gone)
+    with pytest.raises(UnknownFile, match="any more"):
+        run.sheet(sheet["name"])
 
 
 def test_a_file_whose_checksum_is_wrong_is_not_kept(finished, tmp_path):

@@ -11,9 +11,13 @@ import time
 import psutil
 import pytest
 from filelock import FileLock
+from PIL import Image
 from servers import BOOTSTRAP, ENVIRONMENT, attempts, events, fields, lora_bytes, numbers, until
 
 from mixgrpo.backend.client import BackendError, JobFailed
+from mixgrpo.backend.files import load_json, save_json
+from mixgrpo.backend.models.weights import base_model_hash
+from mixgrpo.backend.specs import ModelSpec
 from mixgrpo.backend.specs.job import parse_job
 
 ENDLESS = 100_000
@@ -49,6 +53,25 @@ def test_an_iteration_that_was_passed_and_not_kept_is_refused(finished):
     finally:
         hidden.rename(lora)
     assert caught.value.kind == "JobConflict"
+
+
+def test_a_job_trained_on_other_base_weights_is_not_given_back_as_if_nothing_had_changed(finished):
+    server, job = finished
+    marker = sorted((server.run_folder(job["id"]) / "checkpoints").glob("*.json"))[-1]
+    facts = load_json(marker)
+    assert facts["base_model"] == base_model_hash(ModelSpec())
+    try:
+        save_json(marker, facts | {"base_model": "c0ffee" * 10 + "beef"})
+        for again in (fields(), fields(iterations=9)):
+            with pytest.raises(BackendError, match="c0ffeec0ffee, now .*; put those back, or change the job") as caught:
+                server.ask("submit", again)
+            assert caught.value.kind == "JobConflict" and facts["base_model"][:12] in str(caught.value)
+        assert server.ask("job", job["id"])["iterations"] != 9
+        marker.write_text("[]")
+        assert server.ask("submit", fields())["state"] == "done"
+    finally:
+        save_json(marker, facts)
+    assert server.ask("submit", fields())["state"] == "done"
 
 
 def test_a_worker_that_fails_leaves_its_own_last_words(finished):
@@ -92,6 +115,29 @@ def test_pause_is_answered_at_once_and_the_job_continues_bit_for_bit(start, unin
     assert attempts(folder) == 2
     assert numbers(folder) == numbers(uninterrupted)[: reached + 2]
     assert lora_bytes(folder, reached + 2) == lora_bytes(uninterrupted, reached + 2)
+
+
+def test_sheets_can_be_watched_while_they_come_and_go(start, tmp_path):
+    server = start()
+    job = server.ask("submit", fields(iterations=ENDLESS, checkpoint_every=ENDLESS))
+    seen, gone = set(), 0
+
+    def watch():
+        nonlocal gone
+        for sheet in (one for one in server.ask("artifacts", job["id"]) if one["kind"] == "samples"):
+            try:
+                with Image.open(server.ask("download", job["id"], sheet, tmp_path / sheet["name"])) as picture:
+                    picture.load()
+                seen.add(sheet["iteration"])
+            except BackendError as error:
+                assert error.kind == "UnknownFile"
+                gone += 1
+        return len(seen) >= 4
+
+    until(watch, "four sheets")
+    assert len(server.ask("artifacts", job["id"])) <= 2 and gone <= len(seen)
+    server.ask("cancel", job["id"])
+    server.wait_for(job["id"], "cancelled")
 
 
 def test_a_killed_worker_is_replaced_only_when_it_got_further(start, uninterrupted):

@@ -86,6 +86,11 @@ def test_a_folder_that_was_only_copied_starts_its_own_backend_and_trains(tmp_pat
     assert answer["light"], "the client must not load PyTorch by itself"
 
 
+def test_the_server_starts_without_pytorch():
+    script = "import sys, mixgrpo.backend.server.service as s; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], env=ENVIRONMENT, timeout=PATIENCE, check=False).returncode == 0
+
+
 @pytest.fixture
 def own_places(tmp_path, monkeypatch):
     """Data and settings of this test alone."""

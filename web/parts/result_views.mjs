@@ -1,4 +1,4 @@
-/** A table of scores, and the steps of a sampler run. */
+/** Tables of scores and of compared samplers, and the steps of a sampler run. */
 
 import { Chart, drawSigmas } from "./charts.mjs";
 import { figure, html, isNumber } from "./dom.mjs";
@@ -35,19 +35,75 @@ function cell(value, column) {
   return html("td", "", column === 0 ? String(value) : figure(value));
 }
 
+const MEASURED = [
+  ["NFE", "nfe"],
+  ["rows", "rows"],
+  ["seconds", "seconds"],
+  ["RMSE", "rmse"],
+  ["diversity", "diversity"],
+  ["reward", "reward_mean"],
+  ["to first", "difference_mean"],
+];
+
+export class CompareView {
+  #rows = 0;
+
+  constructor(element) {
+    this.table = html("table", "mixgrpo-compared");
+    this.frame = html("div", "mixgrpo-scroll", this.table);
+    this.frame.hidden = true;
+    element.append(this.frame);
+  }
+
+  get minHeight() {
+    return this.#rows ? 30 + 18 * Math.min(this.#rows, 8) : 0;
+  }
+
+  /** rows are the table of a comparison, one a sampler; what none of them has is left out. */
+  show(rows) {
+    this.#rows = rows.length;
+    this.frame.hidden = false;
+    const columns = MEASURED.filter(([, name]) => rows.some((row) => isNumber(row[name])));
+    const head = ["sampler", ...columns.map(([title]) => title)].map((title) => html("th", "", title));
+    const body = rows.map((row) => html("tr", "", named(row), ...columns.map(([, name]) => measured(row, name))));
+    this.table.replaceChildren(html("thead", "", html("tr", "", ...head)), html("tbody", "", ...body));
+  }
+
+  remove() {}
+}
+
+function named(row) {
+  const shown = html("td", "", row.label);
+  shown.title = row.sampler;
+  return shown;
+}
+
+/** Whole counts as they are, and what has an interval with its half width. */
+function measured(row, name) {
+  const value = row[name];
+  const counted = name === "nfe" || name === "rows";
+  const shown = html("td", "", counted && Number.isInteger(value) ? String(value) : figure(value));
+  const high = row[name.replace("_mean", "_high")];
+  if (name.endsWith("_mean") && isNumber(high)) {
+    shown.append(` ± ${figure(high - value)}`);
+    shown.title = `95 %: ${figure(row[name.replace("_mean", "_low")])} to ${figure(high)}`;
+  }
+  return shown;
+}
+
 export class SamplerView {
   #chart = new Chart();
   #shown = false;
 
   constructor(element) {
-    this.line = html("div", "mixgrpo-status");
-    this.unseen = html("div", "mixgrpo-status mixgrpo-warning");
+    this.line = html("div", "mixgrpo-status mixgrpo-wrap");
+    this.unseen = html("div", "mixgrpo-status mixgrpo-wrap");
     element.append(this.line, this.unseen, this.#chart.element);
     for (const part of [this.line, this.unseen, this.#chart.element]) part.hidden = true;
   }
 
   get minHeight() {
-    return this.#shown ? 130 : 0;
+    return this.#shown ? 145 + (this.unseen.hidden ? 0 : 32) : 0;
   }
 
   /** runs are {sigmas, window, std, log_probs, samples, unseen}; the last one is shown. */
