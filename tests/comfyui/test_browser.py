@@ -151,6 +151,11 @@ def test_a_job_is_shown_from_run_to_lora(open_page: Opener, tmp_path: Path, them
     page.page.wait_for_timeout(3000)
     assert questions(page) == before, "a job that is done is asked about no more"
 
+    page.reload()  # nobody has touched the page since Run, and still its draft of the workflow knows the job
+    page.show("MixGRPO_TrainStep")
+    expect(page.page.locator(STATUS)).to_contain_text("done · reward")
+    expect(lora).to_have_text("LoRA of iteration 3: run again to fetch it")
+
     page.run()
     assert page.ended() == "execution_success"
     expect(lora).to_have_text(re.compile(r"shown_\w{8}_000003\.safetensors"))
