@@ -14,11 +14,11 @@ import pytest
 from cli_runs import comfy_run
 from graph_server import PACK_NAMES, ROOT, GraphServer
 from PIL import Image, ImageChops
+from train_graphs import SHORT
 
 WORKFLOWS = {file.stem: file for file in sorted((ROOT / "workflows").glob("*.json"))}
 STORED = Path(__file__).parent / "workflows_api"
 UPDATE = "MIXGRPO_UPDATE=1 python -m pytest tests/comfyui/test_workflows.py -k stored"
-SHORT = {"iterations": 2, "group_size": 4, "prompts_per_iteration": 2}  # of a training, instead of the workflow's own
 _TITLE = 30  # pixels above a node's place
 
 Outputs = dict[str, dict[str, Any]]
