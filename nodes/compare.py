@@ -43,7 +43,11 @@ class CompareSamplers(io.ComfyNode):
             "also kept as CSV and JSON in the output folder.",
             inputs=[*_sockets(), *_widgets(), *_rewarding()],
             outputs=[
-                io.Image.Output("grid", display_name="grid", tooltip="A row for every seed, a column for every sampler."),
+                io.Image.Output(
+                    "grid",
+                    display_name="grid",
+                    tooltip="A row for every seed, or every sample of a single seed; a column for every sampler.",
+                ),
                 io.Image.Output("images", display_name="images", tooltip="All pictures: sampler after sampler, seed after seed."),
                 io.String.Output("table", display_name="table", tooltip="Settings and numbers as JSON."),
                 io.Image.Output("chart", display_name="chart", tooltip="Quality against cost, and every number as bars."),
@@ -108,7 +112,8 @@ def _widgets() -> list[io.Input]:
         io.Int.Input("seeds", default=4, min=1, max=4096, tooltip="Seeds, one after the other: rows of the grid."),
         io.Int.Input(
             "group_size", default=2, min=1, max=4096,
-            tooltip="Samples of each seed, from one initial noise; how far they part is the diversity. The grid shows the first.",
+            tooltip="Samples of each seed, from one initial noise; how far they part is the diversity. The grid shows the first; "
+            "with a single seed, all.",
         ),
         io.Float.Input(
             "cfg", default=1.0, min=0.0, max=100.0, step=0.1,

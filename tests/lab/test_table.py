@@ -6,9 +6,11 @@ import csv
 import json
 import math
 
+import numpy as np
 import pytest
 import torch
 from lab_results import drawn, entry
+from PIL import Image
 
 from mixgrpo.backend.files import load_json
 from mixgrpo.backend.lab.compare import Result
@@ -102,6 +104,17 @@ def test_everything_is_kept_in_files(tmp_path):
     assert shown == [[51, 26], [102, 51]], "rows are cases, columns are samplers, of each group the first"
     assert float(read[1]["rmse"]) == comparison.rows[1]["rmse"]
     assert float(read[1]["jpeg_compressibility"]) == comparison.rows[1]["scores"]["jpeg_compressibility"]
+
+
+def test_the_grid_shows_seeds_or_else_the_samples_of_the_only_one():
+    for cases in (1, 2):
+        shades = torch.linspace(0, 1, cases * 3).view(cases, 3, 1, 1, 1).expand(-1, -1, 3, 32, 32)
+        results = [result("a", torch.zeros(cases, 3, 2))]
+        grid = conclude({}, results, [shades], [Case("any", seed) for seed in range(cases)], ()).grid
+        shown = shades[0] if cases == 1 else shades[:, 0]
+        middle = np.array(grid)[:, -64, 0] / 255
+        bands = [middle[grid.height - (len(shown) - row) * 134 + 64] for row in range(len(shown))]
+        assert bands == pytest.approx([shade[0, 0, 0].item() for shade in shown], abs=0.01)
 
 
 def test_a_folder_of_results_is_never_used_twice(tmp_path):
