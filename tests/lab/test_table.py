@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from lab_results import drawn, entry
-from PIL import Image
 
 from mixgrpo.backend.files import load_json
 from mixgrpo.backend.lab.compare import Result
