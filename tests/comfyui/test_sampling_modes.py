@@ -110,8 +110,9 @@ def test_rows_are_counted_predicted_and_planned(graph, name, shared, cfg):
     assert [step["std"] for step in summary["steps"] if step["kind"] == "sde"] == summary["std"] == trajectory.stds
     assert trajectory.mode == mode and summary["mode"]["dynamics"] == mode.dynamics
     lines = text.splitlines()
-    assert f"{nfe} model calls" in lines[0] and lines[1].startswith(f"{planned_rows} model rows for a group of 4")
-    assert len(lines) == 4 + len(summary["steps"]) and len({line.index("ode") for line in lines if " ode " in line}) == 1
+    assert f"{nfe} model calls" in lines[0] and lines[1].startswith(f"- {planned_rows} model rows for a group of 4")
+    assert len(lines) == 5 + len(summary["steps"]) and {line.count("|") for line in lines[3:]} == {9}
+    assert len({line.index("ode") for line in lines if " ode " in line}) == 1
 
 
 def test_a_group_of_eight_in_the_paper_costs_109_rows_of_200(comfy):
