@@ -246,16 +246,18 @@ class Api:
         return self._supervisor.store.get(job_id(request.match_info["id"]))
 
     def _show(self, job: Job) -> dict[str, Any]:
-        """A job as clients see it; ``loras`` are the iterations there is a LoRA of."""
+        """A job as clients see it; ``loras`` are the iterations there is a LoRA of, which may become fewer."""
         run = self._supervisor.run(job.id)
         run.refresh()
         return {
             "id": job.id,
             "name": job.spec["name"],
             "state": job.state,
-            "iteration": run.iteration,
+            "iteration": run.history.iteration,
             "iterations": job.iterations,
             "loras": sorted(run.loras()),
+            "attempts": run.history.attempts,
+            "layout_changes": run.history.layout_changes,
             "detached": job.detached,
             "error": job.error,
             "last_words": job.last_words,

@@ -79,6 +79,7 @@ class Supervisor:
             return self._attach(job, spec, detached)
         loras, reached = run.loras(), run.reached()
         if spec.iterations in loras:
+            RunFolder(run.path).want(spec.iterations)
             return self.store.put(job_id, fields, State.DONE, detached)
         if reached > spec.iterations:
             known = ", ".join(map(str, sorted(loras))) or "none"
@@ -90,6 +91,7 @@ class Supervisor:
             self.loras.find(spec.lora.start_from)
         folder = RunFolder(run.path)
         folder.lock()  # refuses a folder that, say, `mixgrpo train --out` uses
+        folder.want(spec.iterations)
         folder.unlock()
         job = self.store.put(job_id, fields, State.QUEUED, detached)
         self._wake.set()
@@ -99,6 +101,7 @@ class Supervisor:
         farther = spec.model_copy(update={"iterations": max(spec.iterations, job.iterations)})
         stopping = job.state in (State.PAUSING, State.CANCELLING)
         fields = farther.model_dump(mode="json")
+        RunFolder(self.run(job.id).path).want(spec.iterations)
         return self.store.change(job.id, spec=fields, detached=detached or job.detached, again=stopping or job.again)
 
     def pause(self, job_id: str) -> Job:
@@ -276,7 +279,7 @@ def _signal(worker: asyncio.subprocess.Process, number: int) -> None:
 def _ended(run: Run) -> State | None:
     """What the worker's last event makes of a job that nobody has asked to stop here; done: it is to go further by now."""
     run.refresh()
-    last = run.last_event or {}
+    last = run.history.last or {}
     return {"paused": State.PAUSED, "cancelled": State.CANCELLED, "done": State.QUEUED}.get(last.get("event", ""))
 
 
