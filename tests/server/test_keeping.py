@@ -56,17 +56,17 @@ def test_the_lora_that_somebody_waits_for_is_saved_and_stays(finished):
 
 
 @pytest.fixture
-def large(finished):
+def large(idle):
     """A file among a job's LoRAs that no socket's buffers can hold, and its checksum."""
-    server, job = finished
+    server, job = idle
     file = server.run_folder(job["id"]) / "lora" / "large_000900.safetensors"
     file.write_bytes(secrets.token_bytes(32 * 2**20))
     yield file, hashlib.sha256(file.read_bytes()).hexdigest()
     file.unlink(missing_ok=True)
 
 
-def test_a_lora_that_is_removed_meanwhile_still_arrives_whole(finished, large):
-    server, job = finished
+def test_a_lora_that_is_removed_meanwhile_still_arrives_whole(idle, large):
+    server, job = idle
     file, digest = large
 
     async def download():
@@ -80,8 +80,8 @@ def test_a_lora_that_is_removed_meanwhile_still_arrives_whole(finished, large):
     assert hashlib.sha256(asyncio.run(download())).hexdigest() == digest
 
 
-def test_a_lora_that_was_removed_is_no_artifact_any_more(finished, large, tmp_path):
-    server, job = finished
+def test_a_lora_that_was_removed_is_no_artifact_any_more(idle, large, tmp_path):
+    server, job = idle
     artifact = next(one for one in server.ask("artifacts", job["id"]) if one["name"] == large[0].name)
     large[0].unlink()
     with pytest.raises(BackendError, match="ask for the job's artifacts") as caught:
