@@ -120,7 +120,7 @@ def test_foreign_samplers_are_counted_by_what_they_call(comfy, graph):
     assert [row["rows"] for row in rows] == [6 * 3 * 2, 11 * 3 * 2, 6 * 3 * 2]
     assert counter.take() == {"other": sum(row["rows"] for row in rows) + rows[0]["rows"]}, "one draw warms up"
     assert [row["sampler"] for row in rows] == [f"{name} (SAMPLER)" for name in ("euler", "heun", "euler_ancestral")]
-    assert rows[0]["diversity"] == rows[1]["diversity"] == 0 < rows[2]["diversity"]
+    assert max(rows[0]["diversity"], rows[1]["diversity"]) < 1e-5 < 0.01 < rows[2]["diversity"]  # rows of a batch may round apart
     assert all(row["rmse"] is None and row["reward_mean"] is None for row in rows)
 
 
@@ -326,5 +326,5 @@ def test_a_graph_compares_its_own_samplers_with_ours(server):
     assert stock["rmse"] == pytest.approx(plain["rmse"], rel=1e-5) and stock["reward_mean"] == pytest.approx(plain["reward_mean"])
     assert (stock["rows"], plain["rows"], window["rows"]) == (12, 6, 2 + 2 * 4) and window["diversity"] > 0
     assert len(outputs["compare"]["images"]) == len(outputs["chart"]["images"]) == 1 and len(outputs["all"]["images"]) == 12
-    (folder,) = (server.base / "output" / "mixgrpo").glob("compare_*")
+    folder = max((server.base / "output" / "mixgrpo").glob("compare_*"))
     assert json.loads((folder / "table.json").read_text())["table"] == [stock, plain, window]
