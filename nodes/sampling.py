@@ -42,7 +42,16 @@ class GroupSettings:
         return self.shared_noise and self.group_size > 1
 
     def plan(self, sigmas: Tensor) -> RolloutPlan:
-        """Every step that a rollout over ``sigmas`` takes."""
+        """Every step that a rollout over ``sigmas`` takes.
+
+        Raises:
+            MixGRPOError: the table, window, noise level or mode does not fit, or the group has nothing to share any more.
+        """
+        if self.shared and self.eta > 0 and self.window.size and self.window.start < self.first_step:
+            raise GraphError(
+                f"the window began at step {self.window.start}, before this part's first step {self.first_step}, so the "
+                "members of a group have parted and share nothing any more; turn shared_noise off in this sampler"
+            )
         return plan_rollout(sigmas, self.window, self.eta, self.mode, self.first_step)
 
 
@@ -127,11 +136,6 @@ def sample_groups(
 
 def _first_rows(model: Any, x: Tensor, settings: GroupSettings) -> Tensor:
     """The batch with the first row of every group for all its members; and so the noise that a mask's kept region is given."""
-    if settings.eta > 0 and settings.window.size and settings.window.start < settings.first_step:
-        raise GraphError(
-            f"the window began at step {settings.window.start}, before this part's first step {settings.first_step}, so the "
-            "members of a group have parted and share nothing any more; turn shared_noise off in this sampler"
-        )
     size = settings.group_size
     if getattr(model, "noise", None) is not None:
         model.noise = model.noise[::size].repeat_interleave(size, 0)

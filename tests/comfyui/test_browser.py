@@ -240,7 +240,7 @@ def test_scores_and_steps_are_shown(open_page: Opener, tmp_path: Path):
     page.show("MixGRPO_Sampler")
     page.run()
     assert page.ended() == "execution_success"
-    expect(page.page.locator(STATUS)).to_contain_text("6 steps · stochastic: 1–2 · std")
+    expect(page.page.locator(STATUS)).to_contain_text("6 steps · 6 calls, 14 rows · stochastic: 1–2 · std")
     shade = page.page.locator(".mixgrpo-chart:visible rect.mixgrpo-window")
     chart = page.page.locator(".mixgrpo-axes:visible").bounding_box()
     assert shade.bounding_box()["width"] == pytest.approx(chart["width"] * 2 / 6, rel=0.05)

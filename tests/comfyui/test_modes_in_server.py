@@ -71,7 +71,7 @@ def test_flash_with_a_mask_says_why_a_group_did_not_share(server: GraphServer):
         save=save(["sampler", 0]), save_plain=save(["plain", 0]),
     ))  # fmt: skip
     masked, plain = (outputs[name]["mixgrpo_sampler"][0] for name in ("sampler", "plain"))
-    assert masked["nfe"] == plain["nfe"] == 2 + 3 + 2 and len(plain["steps"]) == 7
+    assert masked["nfe"] == plain["nfe"] == 2 + 3 + 2 and len(plain["steps"]) == 7 == len(plain["sigmas"]) - 1
     assert (masked["shared_prefix"], plain["shared_prefix"]) == ("mask", "used")
     assert (masked["rows"], plain["rows"]) == (4 * 7, 3 + 4 * 4)
     assert relative(server.latent(outputs, "save"), server.latent(outputs, "save_plain")) < TOLERANCE

@@ -134,6 +134,8 @@ def test_a_plan_that_cannot_be_is_refused_without_a_model(comfy):
         SamplingPlan.execute(window_size=4, **widgets | {"eta": 3.0})
     with pytest.raises(MixGRPOError, match="a ratio of 0.4 shortens all steps after the window, but steps 0 to 3 are only some"):
         SamplingPlan.execute(window_size=2, sigmas=TABLE[:5], mode=FLASH, **widgets)
+    with pytest.raises(MixGRPOError, match="so the members of a group have parted"):
+        SamplingPlan.execute(window_size=2, sigmas=TABLE[1:], first_step=1, **widgets)
 
 
 def test_what_keeps_a_group_from_sharing_is_named(comfy, tiny, caplog):

@@ -106,24 +106,25 @@ export class SamplerView {
     return this.#shown ? 145 + (this.unseen.hidden ? 0 : 32) : 0;
   }
 
-  /** runs are {sigmas, window, std, log_probs, samples, unseen}; the last one is shown. */
+  /** runs are {sigmas, window, std, log_probs, steps, nfe, rows, shared_prefix, unseen, …}; the last one is shown. */
   show(runs) {
-    const { sigmas, window, std, log_probs: logProbs, unseen } = runs.at(-1);
+    const { sigmas, window, std, log_probs: logProbs, steps, nfe, rows, shared_prefix: prefix, unseen } = runs.at(-1);
     const [start, size] = window;
-    const words = [`${sigmas.length - 1} steps`];
+    const words = [`${steps.length} steps`, `${nfe} calls, ${rows} rows`];
+    if (!["used", "not shared"].includes(prefix)) words.push(`start not shared: ${prefix}`);
     if (size && std.length) {
       words.push(size === 1 ? `stochastic: ${start}` : `stochastic: ${start}–${start + size - 1}`);
       words.push(`std ${std.length === 1 ? figure(std[0]) : `${figure(std[0])}–${figure(std.at(-1))}`}`);
       const known = logProbs.flat().filter(isNumber);
       if (known.length) words.push(`log p ${figure(known.reduce((sum, value) => sum + value, 0) / known.length)}`);
-    } else words.push("no noise: ComfyUI's euler");
+    } else words.push(`no noise: ${[...new Set(steps.map((step) => step.method))].join(", ")}`);
     this.line.textContent = words.join(" · ");
     this.line.title = logProbs.map((row, step) => `step ${start + step}: std ${figure(std[step])}`).join("\n");
     this.unseen.textContent = unseen.length ? `A trainer would not see ${unseen.join(", ")}` : "";
     this.#shown = true;
     for (const part of [this.line, this.#chart.element]) part.hidden = false;
     this.unseen.hidden = !unseen.length;
-    this.#chart.show(drawSigmas(sigmas, std.length ? window : [start, 0]));
+    this.#chart.show(drawSigmas(sigmas, std.length ? window : [start, 0], steps[0].step));
   }
 
   remove() {
