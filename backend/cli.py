@@ -1,4 +1,4 @@
-"""The command line: ``mixgrpo demo | train | sample | serve | jobs``."""
+"""The command line: ``mixgrpo demo | train | sample | compare | serve | jobs | doctor``."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from .console import console
+from .doctor.command import doctor
 from .errors import MixGRPOError
 from .server import commands
 
@@ -42,6 +43,7 @@ app = typer.Typer(
     add_completion=False,
 )
 app.command()(commands.serve)
+app.command()(doctor)
 app.add_typer(commands.jobs, name="jobs")
 
 
@@ -98,6 +100,20 @@ def sample(
     with _Refusals():
         sampling = parse_sampling({"steps": steps, "shift": shift, "guidance": guidance, "window": {"size": 1}})
         sample_sheet(out, prompt, lora, count, seed, sampling)
+        console.print(f"wrote {out}", soft_wrap=True)
+
+
+@app.command()
+def compare(
+    job: Annotated[Path, typer.Argument(help="Comparison file, YAML or JSON.")],
+    out: Annotated[Path, typer.Option(help="Folder for the table, the pictures and the chart.")] = Path("runs/compare"),
+) -> None:
+    """Put samplers side by side: the same prompts, seeds and noise for all of them; cost, pictures and rewards."""
+    from .lab.run import run_comparison
+    from .lab.spec import load_compare
+
+    with _Refusals():
+        run_comparison(load_compare(job), out)
         console.print(f"wrote {out}", soft_wrap=True)
 
 

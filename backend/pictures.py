@@ -16,7 +16,7 @@ from .files import write_atomically
 _GAP, _TITLE, _LABEL = 6, 20, 15
 _TITLE_FONT, _LABEL_FONT = 12, 11
 _TITLED_WIDTH = 320  # a title needs room, even above one small picture
-_INK, _PAPER, _GREEN, _RED = (40, 40, 40), (250, 250, 250), (30, 140, 60), (190, 40, 40)
+_INK, _FAINT, _PAPER, _GREEN, _RED = (40, 40, 40), (110, 110, 110), (250, 250, 250), (30, 140, 60), (190, 40, 40)
 
 
 def to_images(pictures: torch.Tensor) -> list[Image.Image]:
@@ -80,6 +80,65 @@ def sheet_of_rows(rows: Sequence[SheetRow], columns: int, cell: int, signs: bool
                 draw.text(place, row.labels[index], fill=colour, font=ImageFont.load_default(_LABEL_FONT))
         top += title_height + count * line_height
     return sheet
+
+
+@dataclass(frozen=True)
+class GridColumn:
+    """Pictures (R, 3, H, W) in [0, 1] of one column, with a label and a note above them."""
+
+    pictures: torch.Tensor
+    label: str
+    note: str = ""
+
+
+def comparison_grid(
+    columns: Sequence[GridColumn], row_labels: Sequence[str], titles: Sequence[str] = (), cell: int = 128
+) -> Image.Image:
+    """Columns of R pictures of one size side by side, with labels above and at the left.
+
+    Args:
+        row_labels: R, one for every row.
+        titles: R, what stands above a row across all columns; "" for nothing. May be left out.
+        cell: longer side of every picture, in pixels.
+    """
+    label_font, font = ImageFont.load_default(_TITLE_FONT), ImageFont.load_default(_LABEL_FONT)
+    size = _scaled(columns[0].pictures.shape[-1], columns[0].pictures.shape[-2], cell)
+    across, down = size[0] + _GAP, size[1] + _GAP
+    headings = [_lines(column.label, size[0], 2) for column in columns]
+    left = _GAP + max((round(font.getlength(label)) for label in row_labels), default=0) + _GAP
+    top = _GAP + _LABEL * (max(map(len, headings)) + 1)
+    titles = [*titles, *[""] * (len(row_labels) - len(titles))]
+    width = left + len(columns) * across
+    sheet = Image.new("RGB", (width, top + len(titles) * down + _TITLE * sum(map(bool, titles))), _PAPER)
+    draw = ImageDraw.Draw(sheet)
+    for column, heading in enumerate(headings):
+        for line, text in enumerate(heading):
+            draw.text((left + column * across, _GAP + line * _LABEL), text, fill=_INK, font=label_font)
+        place = left + column * across, _GAP + len(heading) * _LABEL
+        draw.text(place, _cut(columns[column].note, size[0]), fill=_FAINT, font=font)
+    for row, (label, title) in enumerate(zip(row_labels, titles, strict=True)):
+        if title:
+            draw.text((_GAP, top + 2), _cut(title, width - 2 * _GAP), fill=_INK, font=label_font)
+            top += _TITLE
+        draw.text((_GAP, top + size[1] // 2), label, fill=_FAINT, font=font, anchor="lm")
+        for column, shown in enumerate(columns):
+            (image,) = to_images(shown.pictures[row : row + 1])
+            sheet.paste(image.resize(size, Image.Resampling.LANCZOS), (left + column * across, top))
+        top += down
+    return sheet
+
+
+def _lines(text: str, width: int, most: int) -> list[str]:
+    """The text in lines that fit, broken between words; at most so many, the last of them with an ellipsis if it was cut."""
+    font = ImageFont.load_default(_TITLE_FONT)
+    lines: list[str] = []
+    for word in text.split():
+        longer = f"{lines[-1]} {word}" if lines else word
+        if lines and (font.getlength(longer) <= width or len(lines) == most):
+            lines[-1] = longer
+        else:
+            lines.append(word)
+    return [_cut(line, width) for line in lines]
 
 
 def _scaled(width: int, height: int, longer: int) -> tuple[int, int]:

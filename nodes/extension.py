@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from comfy_api.latest import ComfyExtension, io
 
+from .compare import CompareSamplers
+from .compare_entry import CompareEntry
+from .hybrid import HybridModel
 from .lora import LoadLora
 from .mode import SamplingModeNode
 from .plan import SamplingPlan
@@ -25,6 +28,7 @@ NODES: list[type[io.ComfyNode]] = [
     TrajectoryPlot,
     SamplingModeNode,
     SamplingPlan,
+    HybridModel,
     SceneAccuracy,
     JpegCompressibility,
     JpegIncompressibility,
@@ -36,6 +40,8 @@ NODES: list[type[io.ComfyNode]] = [
     TrainingOptimizer,
     TrainStep,
     LoadLora,
+    CompareEntry,
+    CompareSamplers,
 ]
 
 

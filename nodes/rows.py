@@ -10,9 +10,10 @@ import torch
 from comfy_api.latest import io
 
 from ..backend.errors import MixGRPOError
+from ..backend.lab.scores import weighted_sum
 from ..backend.pictures import SheetRow, sheet_of_rows
 from ..backend.specs import RewardSpec
-from .score import json_number, prompts_for, score_images, total_score
+from .score import json_number, prompts_for, score_images
 from .types import CATEGORY, PictureRows, Rewards
 
 _COLUMNS = 8
@@ -74,7 +75,7 @@ def make_row(images: torch.Tensor, label: str, rewards: tuple[RewardSpec, ...] |
     images = images[..., :3].float().cpu()
     scores = None
     if rewards:
-        scores = total_score(score_images(images, prompts_for(prompts, len(images)), rewards), rewards)
+        scores = weighted_sum(score_images(images, prompts_for(prompts, len(images)), rewards), rewards)
     return PictureRow(label, images.movedim(-1, 1), scores)
 
 

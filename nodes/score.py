@@ -8,6 +8,7 @@ import torch
 from comfy_api.latest import io
 
 from ..backend.errors import MixGRPOError
+from ..backend.lab.scores import score_pictures, weighted_sum
 from ..backend.specs import RewardSpec
 from .types import CATEGORY, Rewards
 
@@ -34,18 +35,7 @@ def prompts_for(text: str, images: int) -> list[str]:
 
 def score_images(images: torch.Tensor, prompts: list[str], rewards: tuple[RewardSpec, ...]) -> dict[str, torch.Tensor]:
     """Values (N,) of every reward; NaN where a picture could not be scored. ``images``: (N, height, width, 3) in [0, 1]."""
-    from ..backend.rewards import make_scorer
-
-    scorers = {reward.scorer: make_scorer(reward.scorer, **reward.options) for reward in rewards}
-    for scorer in scorers.values():
-        scorer.check_prompts(prompts)
-    pixels = images.movedim(-1, 1)
-    return {name: scorer.score(pixels, prompts) for name, scorer in scorers.items()}
-
-
-def total_score(values: dict[str, torch.Tensor], rewards: tuple[RewardSpec, ...]) -> torch.Tensor:
-    """The sum of weight x reward (N,); NaN where one of them could not be scored."""
-    return sum(reward.weight * values[reward.scorer] for reward in rewards)
+    return score_pictures(images.movedim(-1, 1), prompts, rewards)
 
 
 def json_number(value: torch.Tensor) -> float | None:
@@ -84,7 +74,7 @@ class ScoreImages(io.ComfyNode):
     @classmethod
     def execute(cls, images, rewards, prompts) -> io.NodeOutput:
         values = score_images(images, prompts_for(prompts, len(images)), rewards)
-        total = total_score(values, rewards)
+        total = weighted_sum(values, rewards)
         order = total.nan_to_num(-math.inf).argsort(descending=True, stable=True)
         rows = [
             {"image": row, "score": json_number(total[row]), **{name: json_number(value[row]) for name, value in values.items()}}

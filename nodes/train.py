@@ -105,7 +105,10 @@ def _widgets() -> list[io.Input]:
             "prompts_per_iteration", default=_DEFAULT["prompts_per_iteration"], min=1, max=999_999,
             tooltip="Prompts per iteration; all of them come up in shuffled rounds.",
         ),
-        io.Int.Input("seed", default=0, min=0, max=2**63 - 1, tooltip="Noise, order of the prompts and the adapter's beginning."),
+        io.Int.Input(
+            "seed", default=0, min=0, max=2**63 - 1, control_after_generate=False,
+            tooltip="Noise, order of the prompts and the adapter's beginning.",
+        ),
         io.Combo.Input(
             "start_from", options=[BASE_MODEL, *folder_paths.get_filename_list("loras")], default=BASE_MODEL,
             tooltip="A LoRA to go on from instead of the base model; its rank, alpha and layers must be those of LoRA Settings.",

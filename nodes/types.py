@@ -18,6 +18,9 @@ Rewards = io.Custom("MIXGRPO_REWARDS")
 PictureRows = io.Custom("MIXGRPO_ROWS")
 """A tuple of :class:`~.rows.PictureRow`: pictures on the CPU, a label and, when rewards were connected, scores."""
 
+CompareEntries = io.Custom("MIXGRPO_ENTRIES")
+"""A tuple of :class:`~.compare_entry.GraphEntry`: the samplers of a comparison, in order."""
+
 TrajectoryType = io.Custom("MIXGRPO_TRAJECTORY")
 """A :class:`~..backend.flow.rollout.Trajectory` on the CPU: window latents, means, stds and log-probabilities."""
 

@@ -88,11 +88,28 @@ def test_a_job_starts_from_a_lora_file_and_says_so_in_its_own(demo, tmp_path):
     assert refused.returncode == 1 and "lora.start_from was" in refused.stdout, refused.stdout
 
 
+def test_the_example_comparison_measures_and_shows(tmp_path):
+    text = (ROOT / "workflows" / "jobs" / "compare.yaml").read_text()
+    job = tmp_path / "job.yaml"
+    job.write_text(text.replace("seeds: 3", "seeds: 1").replace("group_size: 4", "group_size: 2"))
+    ended = mixgrpo("compare", job, "--out", "out", cwd=tmp_path)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    table = json.loads((tmp_path / "out" / "table.json").read_text())
+    labels = [row["label"] for row in table["table"]]
+    assert labels == [entry["label"] for entry in table["settings"]["entries"]] and all(label in ended.stdout for label in labels)
+    assert {row["nfe"] for row in table["table"]} == {16} and all(0 <= row["reward_mean"] <= 1 for row in table["table"])
+    assert len((tmp_path / "out" / "table.csv").read_text().splitlines()) == 1 + len(labels)
+    for picture in ("grid.png", "chart.png"):
+        with Image.open(tmp_path / "out" / picture) as image:
+            assert min(image.size) > 200
+
+
 @pytest.mark.parametrize(
     ("arguments", "cause"),
     [
         (["train", ROOT / "workflows" / "jobs" / "starter.yaml", "--start-from", "missing.safetensors"], "missing.safetensors"),
         (["train", "missing.yaml"], "missing.yaml"),
+        (["compare", "missing.yaml"], "missing.yaml"),
         (["sample", "--prompt", CAPTION, "--lora", "missing.safetensors"], "missing.safetensors"),
         (["sample", "--prompt", CAPTION, "--steps", "4", "--lora", "pickle.pt"], "pickle"),
     ],

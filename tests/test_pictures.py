@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from mixgrpo.backend.pictures import SheetRow, contact_sheet, sheet_of_rows
+from mixgrpo.backend.pictures import GridColumn, SheetRow, comparison_grid, contact_sheet, sheet_of_rows
 
 CELL, GAP, TITLE, LABEL = 64, 6, 20, 15
 RED, GREEN, BLUE = (255, 0, 0), (0, 255, 0), (0, 0, 255)
@@ -66,3 +66,28 @@ def test_titles_of_a_contact_sheet_may_be_fewer_than_its_rows():
     sheet = contact_sheet(plain(RED, GREEN, BLUE), 1, titles=["only the first"], cell=CELL)
     assert sheet.size == (320, 3 * (TITLE + CELL + GAP) + GAP)
     assert colour_at(sheet, GAP, GAP + TITLE + 2 * (TITLE + CELL + GAP)) == BLUE
+
+
+def test_a_comparison_has_its_columns_side_by_side_and_titles_between_rows():
+    columns = [GridColumn(plain(RED, GREEN), "one", "NFE 8"), GridColumn(plain(BLUE, RED), "two")]
+    sheet = comparison_grid(columns, ["seed 1", "seed 2"], ["first", "second"], CELL)
+    untitled = comparison_grid(columns, ["seed 1", "seed 2"], cell=CELL)
+    left = sheet.width - 2 * (CELL + GAP)
+    top = GAP + 2 * LABEL
+    assert sheet.height == top + 2 * (TITLE + CELL + GAP) and untitled.height == top + 2 * (CELL + GAP)
+    for picture, title in ((sheet, TITLE), (untitled, 0)):
+        step = title + CELL + GAP
+        places = [(left, top + title), (left + CELL + GAP, top + title), (left, top + title + step)]
+        assert [colour_at(picture, *place) for place in places] == [RED, BLUE, GREEN]
+
+
+def test_a_long_label_goes_on_in_a_second_line_and_ends_there():
+    def heights(label: str) -> np.ndarray:
+        columns = [GridColumn(plain(RED), "short"), GridColumn(plain(RED), label)]
+        return np.array(comparison_grid(columns, [""], cell=CELL))
+
+    short, long = heights("short"), heights("a label that is much too long for its column " * 3)
+    assert len(long) == len(short) + LABEL
+    left = long.shape[1] - 2 * (CELL + GAP)
+    edges = long[: GAP + 2 * LABEL, left + CELL : left + CELL + GAP], long[:, -GAP:]
+    assert all((edge == 250).all() for edge in edges), "written over the edge"

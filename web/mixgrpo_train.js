@@ -21,7 +21,7 @@ function addTraining(node) {
     },
   );
   const removed = () => {
-    job.stop();
+    job.remove();
     view.remove();
   };
   const element = addDisplay(app, node, "mixgrpo_training", () => view?.minHeight ?? 44, removed);
@@ -47,11 +47,17 @@ function findNode(id) {
   return node;
 }
 
+/** Have the page's draft of the workflow hold the job before the page goes: it is written when the user changes something. */
+function saveDraft() {
+  app.extensionManager?.workflow?.activeWorkflow?.changeTracker?.checkState?.();
+}
+
 if (isFirst(app, NAME)) {
   app.registerExtension({
     name: NAME,
     setup() {
       loadStyle();
+      window.addEventListener("pagehide", saveDraft);
       api.addEventListener("mixgrpo.progress", ({ detail }) => jobs.get(findNode(detail.node))?.progress(detail));
     },
     nodeCreated(node) {

@@ -35,7 +35,6 @@ def hybrid_velocity(trained: Velocity, base: Velocity, sigmas: Tensor, share: fl
     boundary = hybrid_boundary(sigmas, share)
 
     def velocity(x: Tensor, sigma: Tensor) -> Tensor:
-        above = sigma > sigma.new_tensor(boundary)  # in sigma's arithmetic, or the entry at the boundary may round to above it
-        return trained(x, sigma) if above else base(x, sigma)
+        return trained(x, sigma) if sigma > boundary else base(x, sigma)  # torch rounds the boundary to sigma's dtype
 
     return velocity

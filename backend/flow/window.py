@@ -159,11 +159,6 @@ Pure functions, so that resuming needs no state and all ranks agree. Every windo
 """
 
 
-def sliding_window(iteration: int, steps: int, start: int, size: int, stride: int = 0, every: int = 1) -> Window:
-    """:func:`progressive_window` that holds at the end; stride 0 is the frozen window."""
-    return progressive_window(iteration, steps, size, start=start, stride=stride, every=every)
-
-
 def _starts(steps: int, size: int, start: int, stride: int) -> list[int]:
     """start, start + stride, … and, always last, where the window last fits; only ``start`` when ``stride`` is 0."""
     if stride < 0:

@@ -15,7 +15,7 @@ from .base import Count, Digest, NotNegative, Option, Positive, Seed, Spec, Spec
 from .objective import AdvantageSpec, ObjectiveSpec
 from .sampling import SamplingSpec
 
-_NO_NUMBERS = {"name", "iterations", "checkpoint_every", "keep_checkpoints", "rows_per_call"}
+_NO_NUMBERS = {"name", "iterations", "checkpoint_every", "keep_checkpoints", "keep_loras_every", "rows_per_call"}
 _IDENTITY = 1
 
 
@@ -86,6 +86,7 @@ class TrainSpec(Spec):
     iterations: Count = 300
     checkpoint_every: Count = 10
     keep_checkpoints: Count = 2
+    keep_loras_every: Count | None = None
     rows_per_call: Count = 256
 
     @field_validator("prompts")
@@ -192,15 +193,19 @@ class _JobLoader(yaml.SafeLoader):
 
 
 def load_job(path: Path) -> TrainSpec:
-    """Read a job file: JSON where it is called so, else YAML.
+    """Read a job file; raises :class:`SpecError` like :func:`parse_job`, and when :func:`read_fields` cannot read it."""
+    return parse_job(read_fields(path))
+
+
+def read_fields(path: Path) -> Any:
+    """What a job file holds: JSON where it is called so, else YAML.
 
     Raises:
-        SpecError: the file is missing, cannot be parsed, or a field is wrong.
+        SpecError: the file is missing or cannot be parsed.
     """
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
-        fields = json.loads(text) if path.suffix.lower() == ".json" else yaml.load(text, _JobLoader)
+        return json.loads(text) if path.suffix.lower() == ".json" else yaml.load(text, _JobLoader)
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:  # ValueError: PyYAML's for a date like 2026-13-01
         raise SpecError(f"cannot read the job file {path}: {' '.join(str(error).split())}") from error
-    return parse_job(fields)

@@ -57,6 +57,13 @@ def test_socket_types_are_upper_case(server: GraphServer):
             assert all(kind.isupper() for kind in kinds), f"{name}: {kinds}"
 
 
+def test_seeds_say_whether_they_change_by_themselves(server: GraphServer):
+    """Unless told otherwise, ComfyUI's page gives an INT called seed a second widget, which sets another seed after every run."""
+    for name, info in server.get("/object_info").items():
+        seeds = [entry for entry in interface(info)["inputs"] if entry["name"] in ("seed", "noise_seed")]
+        assert not name.startswith("MixGRPO_") or all("control_after_generate" in entry for entry in seeds), name
+
+
 def _differences(nodes: dict[str, Any], frozen: dict[str, Any], changed: list[str]) -> list[str]:
     """One line for every input or output that is new, gone, or another."""
     lines = []

@@ -1,5 +1,7 @@
 """Hybrid inference: a share of 0 is the base model and 1 the trained one, bit for bit; between them the paper's boundaries."""
 
+import math
+
 import pytest
 import torch
 
@@ -56,6 +58,10 @@ def test_the_first_steps_are_the_trained_models_and_the_rest_the_bases(dtype, ta
     ended(hybrid_velocity(said_by("trained"), said_by("base"), table, share), table, dtype=dtype)
     taken = round(share * 25)
     assert asked == ["trained"] * taken + ["base"] * (25 - taken)
+
+
+def test_shares_of_0_and_1_hold_for_another_table_too():
+    assert hybrid_boundary(TABLE[3:], 0.0) == math.inf and hybrid_boundary(TABLE[3:7], 1.0) == -math.inf
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.1, float("nan")])

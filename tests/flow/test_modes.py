@@ -20,7 +20,7 @@ from mixgrpo.backend.flow.objective import (
 from mixgrpo.backend.flow.plan import FLASH, MIXGRPO, SamplingMode, plan_rollout
 from mixgrpo.backend.flow.rollout import RolloutError, rollout
 from mixgrpo.backend.flow.sigmas import shifted_sigmas
-from mixgrpo.backend.flow.solvers import SOLVERS
+from mixgrpo.backend.flow.solvers import SOLVERS, Prediction, ode_step
 from mixgrpo.backend.flow.window import Window
 
 SHAPE, GROUPS, MEMBERS, WINDOW = (2, 8), 2, 3, Window(2, 3)
@@ -108,6 +108,18 @@ def test_a_shared_rollout_equals_one_with_a_row_per_sample(dynamics, history, so
     same(shared.final, each.final)
     same(shared.log_probs, each.log_probs)
     assert len(shared.final.unique(dim=0)) == ROWS
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_the_rollout_takes_the_steps_of_its_plan_with_the_predictions_made_on_the_way(solver):
+    t, flow = sample(SamplingMode(solver=solver), window=Window(0, 0)), Flow()
+    x, predictions = start(), []
+    for i, step in enumerate(t.plan.steps):
+        v = flow(x, t.sigmas[i])
+        predictions.insert(0, Prediction(step.sigma, x - step.sigma * v))
+        x = ode_step(SOLVERS[solver], x, v, t.sigmas, i, flow, predictions[: step.order])
+    assert [step.order for step in t.plan.steps][3:-1] == [SOLVERS[solver].order] * 5
+    assert torch.equal(t.final, x.repeat_interleave(MEMBERS, 0))
 
 
 @pytest.mark.parametrize("solver", ["dpmpp_2m", "dpmpp_3m"])

@@ -153,6 +153,7 @@ def test_flash_of_any_table_falls_at_every_step_and_keeps_its_entries_at_ratio_1
 
 def test_a_ratio_that_is_a_whole_number_of_steps_is_not_rounded_up():
     assert [len(flash_sigmas(shifted_sigmas(n, 3.0).tolist(), 0, 0.1)) - 1 for n in (10, 20, 30, 70)] == [1, 2, 3, 7]
+    assert 25 * 0.28 > 7 and len(flash_sigmas(TABLE.tolist(), 0, 0.28)) - 1 == 7
 
 
 def test_flash_takes_the_first_step_after_the_window_at_order_2_and_only_that_end_differs():

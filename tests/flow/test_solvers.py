@@ -100,6 +100,19 @@ def test_order_k_is_exact_when_x0_is_a_polynomial_of_degree_k_minus_1_in_lambda(
         assert found == pytest.approx(exact, abs=1e-10, rel=1e-10)
 
 
+@pytest.mark.parametrize("variant", ["midpoint", "heun"])
+@given(sigma=st.floats(0.05, 0.9), share=st.floats(0.05, 0.95), before=st.floats(1.02, 1.1))
+def test_both_variants_of_order_2_are_their_textbook_forms(variant, sigma, share, before):
+    earlier, sigma_next = sigma * before, sigma * share
+    lambdas = [math.log((1 - s) / s) for s in (earlier, sigma, sigma_next)]
+    h, x, m0, m1 = lambdas[2] - lambdas[1], 0.7, -0.4, 0.9
+    d = (m0 - m1) * h / (lambdas[1] - lambdas[0])
+    alpha, e = 1 - sigma_next, math.exp(-h) - 1
+    bend = -0.5 * alpha * e * d if variant == "midpoint" else alpha * (e / h + 1) * d
+    a, weights = multistep_coefficients([sigma, earlier], sigma_next, variant)
+    assert a * x + weights[0] * m0 + weights[1] * m1 == pytest.approx(share * x - alpha * e * m0 + bend, rel=1e-9, abs=1e-10)
+
+
 @given(sigma=st.floats(0.05, 1), share=st.floats(0, 0.95), seed=st.integers(0, 99))
 def test_first_order_is_euler(sigma, share, seed):
     x, v = torch.randn(2, 3, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))

@@ -55,7 +55,7 @@ export class TrainingView {
     for (const button of Object.values(this.buttons)) button.disabled = !job.stoppable;
     for (const part of [this.bar, this.#chart.element, this.actions]) part.hidden = !job.id;
     const iterations = [...job.curve.keys()].sort((one, other) => one - other);
-    this.#chart.show(drawCurve(iterations, iterations.map((number) => job.curve.get(number)), job.iterations));
+    this.#chart.show(drawCurve(iterations, iterations.map((number) => job.curve.get(number))));
     this.#showLora();
   }
 

@@ -1,0 +1,1 @@
+"""The sampler lab: samplers side by side over the same prompts, seeds and initial noise."""
