@@ -13,6 +13,7 @@ from pydantic import Field, field_validator, model_validator
 
 from .base import Count, Digest, NotNegative, Option, Positive, Seed, Spec, SpecError, parse
 from .objective import AdvantageSpec, ObjectiveSpec
+from .presets import with_preset
 from .sampling import SamplingSpec
 
 _NO_NUMBERS = {"name", "iterations", "checkpoint_every", "keep_checkpoints", "keep_loras_every", "rows_per_call"}
@@ -144,8 +145,11 @@ class TrainSpec(Spec):
 
 
 def parse_job(fields: Any) -> TrainSpec:
-    """Build a job from plain data; raises :class:`SpecError` with one clause for every field that is wrong."""
-    return parse(TrainSpec, fields, "a job")
+    """Build a job from plain data; raises :class:`SpecError` with one clause for every field that is wrong.
+
+    A field ``preset`` names published settings, which the other fields change.
+    """
+    return parse(TrainSpec, with_preset(fields), "a job")
 
 
 def parse_sampling(fields: Any) -> SamplingSpec:
