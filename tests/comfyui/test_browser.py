@@ -229,7 +229,8 @@ def test_inside_a_subgraph(open_page: Opener):
         }"""
     )
     page.run()
-    expect(page.page.locator(COUNT)).to_have_text(re.compile(r"^[1-5]?\d / 60$"), timeout=2 * MINUTE)  # by events, before it has ended
+    # by events, before it has ended
+    expect(page.page.locator(COUNT)).to_have_text(re.compile(r"^[1-5]?\d / 60$"), timeout=2 * MINUTE)
     assert page.ended() == "execution_success"
     expect(page.page.locator(STATUS)).to_contain_text("done · reward")
 
