@@ -50,7 +50,7 @@ def job(arm: str, seed: int, iterations: int) -> TrainSpec:
         "monitors": [monitor.model_dump() for monitor in demo.monitors],
         "sampling": {"guidance": demo.sampling.guidance},
         "lora": demo.lora.model_dump(exclude_none=True),
-        "optimizer": {"learning_rate": 1e-3, "clip_range": 1e-3},
+        "optimizer": {"learning_rate": 5e-4, "clip_range": 1e-3, "updates_per_rollout": 2},
         "prompts_per_iteration": 4,
         "seed": seed,
         "iterations": iterations,
@@ -118,7 +118,7 @@ def _expected_iterations(arm: str, budget: int) -> int:
     """Weighted rows of an iteration by the closed form, at mid-run: 4 prompts, guidance doubles, the first step is shared."""
     trained, shared = (14, 1) if arm == "full_sde" else (4, 6)
     rollout = shared + 12 * (25 - shared)
-    training = 3 * (12 * (trained - 1) + 4)
+    training = 3 * (12 * (trained - 1) + 2)
     return max(1, round(budget / (2 * 4 * (rollout + training))))
 
 
