@@ -47,14 +47,15 @@ def sigma_table(spec: SamplingSpec) -> torch.Tensor:
     return shifted_sigmas(spec.steps, shift).float()
 
 
-def _window(spec: TrainSpec, iteration: int) -> Window:
+def window_of(spec: TrainSpec, iteration: int) -> Window:
+    """The window of a job's iteration, counted from 0."""
     plan = spec.sampling.window
     return WINDOW_POLICIES[plan.policy](iteration, spec.sampling.steps, plan.size, **plan.settings(spec.seed))
 
 
 def _windows(spec: TrainSpec) -> set[Window]:
     """The windows of a job, as far as its first thousands of iterations tell; by then every policy has been everywhere."""
-    return {_window(spec, iteration) for iteration in range(min(spec.iterations, 5000))}
+    return {window_of(spec, iteration) for iteration in range(min(spec.iterations, 5000))}
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,7 @@ class Trainer:
 
     def window(self) -> Window:
         """The window of the next iteration."""
-        return _window(self.spec, self.iteration)
+        return window_of(self.spec, self.iteration)
 
     def train_iteration(self, on_rollout: Callable[[Rollout], None] | None = None) -> dict[str, Any]:
         """One iteration; returns its numbers, the same on every rank. ``on_rollout`` may look at this rank's pictures."""
