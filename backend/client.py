@@ -7,9 +7,7 @@ event loop of its own.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import os
-import secrets
 import subprocess
 import threading
 import time
@@ -25,12 +23,12 @@ from .errors import MixGRPOError
 from .files import StorageError, sha256_of
 from .places import API, LORA_BYTES, data_dir, private_folder, read_state
 from .settings import BOOTSTRAP, LOCAL, backend_python, load_settings, python_environment, settings_file
+from .transfer import TransferBroken, transfer
 
 SETTLED = frozenset({"paused", "cancelled", "failed", "done"})
 """The states in which a job does not go on by itself."""
 START_SECONDS = 120.0
 _ANSWER_SECONDS = 20.0
-_MEBIBYTE = 2**20
 _T = TypeVar("_T")
 _started: list[subprocess.Popen[bytes]] = []  # their standard input must stay open as long as this process lives
 
@@ -142,25 +140,27 @@ class Backend:
         return (await self._json("GET", _path(job_id, "artifacts")))["artifacts"]
 
     async def download(self, job_id: str, artifact: dict[str, Any], destination: Path) -> Path:
-        """Bring an artifact to ``destination``; it is there only when its checksum is right."""
-        path = _path(job_id, "artifacts", artifact["kind"], artifact["name"])
-        part = destination.with_name(f".{destination.name}.{secrets.token_hex(4)}.part")
-        digest = hashlib.sha256()
+        """Bring an artifact to ``destination``; it is there only when its checksum is right.
+
+        A transfer that breaks is continued where it broke, or begun again when the file has changed since.
+
+        Raises:
+            BackendError: of kind UnknownFile, when there is no such file any more.
+            BackendUnreachable: several tries in a row brought next to nothing.
+            StorageError: ``destination`` cannot be written.
+        """
+        url = self.address + _path(job_id, "artifacts", artifact["kind"], artifact["name"])
         try:
-            async with self._session(None) as session, session.get(self.address + path, allow_redirects=False) as answer:
-                await _require(answer)
-                with open(part, "xb") as file:
-                    async for block in answer.content.iter_chunked(_MEBIBYTE):
-                        digest.update(block)
-                        file.write(block)
-            if digest.hexdigest() != artifact["sha256"]:
-                raise BackendUnreachable(f"{artifact['name']} arrived damaged from {self.address}; try again")
-            os.replace(part, destination)
-        except (aiohttp.ClientError, TimeoutError) as error:
-            raise self._unreachable(error) from error
-        finally:
-            part.unlink(missing_ok=True)
-        return destination
+            async with self._session(None) as session:
+
+                def ask(headers: dict[str, str]) -> Any:
+                    return session.get(url, headers=headers, allow_redirects=False)
+
+                return await transfer(ask, _require, artifact["sha256"], destination)
+        except TransferBroken as error:
+            raise BackendUnreachable(
+                f"{artifact['name']} does not arrive from {self.address} ({error}); try again, the job is safe there"
+            ) from error
 
     async def _json(
         self, method: str, path: str, seconds: float | None = _ANSWER_SECONDS, **options: Any

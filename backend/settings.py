@@ -56,8 +56,12 @@ def load_settings() -> Settings:
         fields = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
     except FileNotFoundError:
         return Settings(None, {})
-    except (OSError, ValueError, yaml.YAMLError) as error:
+    except (OSError, ValueError) as error:
         raise PlaceError(f"cannot read {file}: {' '.join(str(error).split())}") from error
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)  # no more of it: its sentence quotes the line, and a token with it
+        where = "somewhere" if mark is None else f"at line {mark.line + 1}, column {mark.column + 1}"
+        raise PlaceError(f"{file} cannot be read as YAML {where}") from None
     if os.name == "posix" and mode & 0o077:
         raise PlaceError(f"{file} holds tokens and others may read it; run: chmod 600 '{file}'")
     if not isinstance(fields, dict) or not fields.keys() <= {"python", "backends"}:

@@ -239,23 +239,29 @@ class Api:
             headers["X-Checksum-SHA256"] = hashlib.sha256(sheet).hexdigest()
             return web.Response(body=sheet, content_type="image/png", headers=headers)
         file = run.file(kind, name)
-        headers["X-Checksum-SHA256"] = await asyncio.to_thread(known_sha256, file)
+        try:
+            headers["X-Checksum-SHA256"] = await asyncio.to_thread(known_sha256, file)
+        except StorageError:
+            run.file(kind, name)  # refuses when retention has removed it meanwhile
+            raise
         return web.FileResponse(file, headers=headers)
 
     def _find(self, request: web.Request) -> Job:
         return self._supervisor.store.get(job_id(request.match_info["id"]))
 
     def _show(self, job: Job) -> dict[str, Any]:
-        """A job as clients see it; ``loras`` are the iterations there is a LoRA of."""
+        """A job as clients see it; ``loras`` are the iterations there is a LoRA of, which may become fewer."""
         run = self._supervisor.run(job.id)
         run.refresh()
         return {
             "id": job.id,
             "name": job.spec["name"],
             "state": job.state,
-            "iteration": run.iteration,
+            "iteration": run.history.iteration,
             "iterations": job.iterations,
             "loras": sorted(run.loras()),
+            "attempts": run.history.attempts,
+            "layout_changes": run.history.layout_changes,
             "detached": job.detached,
             "error": job.error,
             "last_words": job.last_words,

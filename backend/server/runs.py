@@ -10,7 +10,7 @@ from typing import Any
 
 from ..errors import MixGRPOError
 from ..files import StorageError, known_sha256, load_json
-from ..specs.job import mixed_reward
+from ..train.history import History
 from .store import UnknownJob
 
 _JOB_ID = re.compile(r"[0-9a-f]{16}")
@@ -49,8 +49,7 @@ class Run:
     def __init__(self, path: Path):
         self.path = path
         self.offset = 0
-        self.last_event: dict[str, Any] | None = None
-        self._iterations: dict[int, dict[str, Any]] = {}
+        self.history = History()
 
     # ------------------------------------------------------------------ events
 
@@ -74,46 +73,23 @@ class Run:
                 return
             self.offset = offset
             for event in events:
-                self._take(event)
-
-    def _take(self, event: dict[str, Any]) -> None:
-        self.last_event = event
-        if event["event"] == "start":  # a later attempt repeats what came after its checkpoint
-            until = event["from_iteration"]
-            self._iterations = {number: kept for number, kept in self._iterations.items() if number <= until}
-        elif event["event"] == "iteration":
-            self._iterations[event["iteration"]] = event
-
-    @property
-    def iteration(self) -> int:
-        """The last iteration that was trained, as far as :meth:`refresh` has read."""
-        return max(self._iterations, default=0)
+                self.history.take(event)
 
     def summary(self, spec: dict[str, Any]) -> dict[str, Any]:
         """The run so far: a curve (mixed reward and mean scores by iteration), seconds, the best LoRA's iteration."""
         weights = {reward["scorer"]: reward["weight"] for reward in spec["rewards"]}
-        rows = [self._iterations[number] for number in sorted(self._iterations)]
-        means = [{name: score["mean"] for name, score in row["scores"].items()} for row in rows]
+        rows = self.history.iterations
         curve = {
             "iteration": [row["iteration"] for row in rows],
-            "reward": [mixed_reward(row, weights) for row in means],
-            "scores": {name: [row[name] for row in means] for name in (means[0] if means else {})},
+            "reward": list(self.history.rewards(weights).values()),
+            "scores": {name: [row["scores"][name]["mean"] for row in rows] for name in (rows[0]["scores"] if rows else {})},
         }
         return {
             "curve": curve,
             "seconds": round(sum(sum(row["seconds"].values()) for row in rows), 3),
             "seconds_left": rows[-1]["seconds_left"] if rows else None,
-            "best": self._best(dict(zip(curve["iteration"], curve["reward"], strict=True))),
+            "best": self.history.best(self.loras(), weights),
         }
-
-    def _best(self, rewards: dict[int, float | None]) -> int | None:
-        """The LoRA whose iterations, since the one before it, had the highest mean reward."""
-        means, since = {}, 0
-        for iteration in sorted(self.loras()):
-            seen = [rewards[number] for number in range(since + 1, iteration + 1) if rewards.get(number) is not None]
-            means |= {iteration: sum(seen) / len(seen)} if seen else {}
-            since = iteration
-        return max(means, key=lambda iteration: (means[iteration], iteration), default=None)
 
     # ------------------------------------------------------------------ files
 

@@ -79,6 +79,7 @@ class Supervisor:
             return self._attach(job, spec, detached)
         loras, reached = run.loras(), run.reached()
         if spec.iterations in loras:
+            RunFolder(run.path).want(spec.iterations)
             return self.store.put(job_id, fields, State.DONE, detached)
         if reached > spec.iterations:
             known = ", ".join(map(str, sorted(loras))) or "none"
@@ -90,6 +91,7 @@ class Supervisor:
             self.loras.find(spec.lora.start_from)
         folder = RunFolder(run.path)
         folder.lock()  # refuses a folder that, say, `mixgrpo train --out` uses
+        folder.want(spec.iterations)
         folder.unlock()
         job = self.store.put(job_id, fields, State.QUEUED, detached)
         self._wake.set()
@@ -99,6 +101,7 @@ class Supervisor:
         farther = spec.model_copy(update={"iterations": max(spec.iterations, job.iterations)})
         stopping = job.state in (State.PAUSING, State.CANCELLING)
         fields = farther.model_dump(mode="json")
+        RunFolder(self.run(job.id).path).want(spec.iterations)
         return self.store.change(job.id, spec=fields, detached=detached or job.detached, again=stopping or job.again)
 
     def pause(self, job_id: str) -> Job:
@@ -198,7 +201,7 @@ class Supervisor:
             self.store.change(job.id, state=State.DONE, again=False)
         elif stopped is not None and (code <= 0 or stopped is State.CANCELLED):
             self.store.change(job.id, state=State.QUEUED if job.again else stopped, again=False)
-        elif code == 0 and (ended := _ended(run)) is not None:
+        elif code == 0 and (ended := _ended(run, job.iterations)) is not None:
             self.store.change(job.id, state=ended)
         elif code < 0 and run.reached() > attempt.reached:
             self.store.change(job.id, state=State.QUEUED)  # no end to this only while every attempt gets further
@@ -273,16 +276,20 @@ def _signal(worker: asyncio.subprocess.Process, number: int) -> None:
         return
 
 
-def _ended(run: Run) -> State | None:
+def _ended(run: Run, iterations: int) -> State | None:
     """What the worker's last event makes of a job that nobody has asked to stop here; done: it is to go further by now."""
     run.refresh()
-    last = run.last_event or {}
-    return {"paused": State.PAUSED, "cancelled": State.CANCELLED, "done": State.QUEUED}.get(last.get("event", ""))
+    last = run.history.last or {}
+    if last.get("event") == "done":
+        return State.QUEUED if last["iteration"] < iterations else None  # trained, and yet no LoRA: again would be for ever
+    return {"paused": State.PAUSED, "cancelled": State.CANCELLED}.get(last.get("event", ""))
 
 
 def _cause(code: int, said: list[str]) -> str:
     """One sentence for a failure, ending with the worker's own last line."""
     last = said[-1] if said else "it said nothing"
+    if code == 0:
+        return f"the worker said it was done, without the LoRA it was to make; submit the job again; its last words: {last}"
     if code > 0:
         return last if said else f"the worker ended with code {code} and said nothing"
     name = signal.Signals(-code).name if -code in {number.value for number in signal.Signals} else f"signal {-code}"

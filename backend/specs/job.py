@@ -14,7 +14,7 @@ from pydantic import Field, field_validator, model_validator
 from .base import Count, Digest, NotNegative, Option, Positive, Seed, Spec, SpecError, parse
 from .sampling import SamplingSpec
 
-_NO_NUMBERS = {"name", "iterations", "checkpoint_every", "keep_checkpoints", "rows_per_call"}
+_NO_NUMBERS = {"name", "iterations", "checkpoint_every", "keep_checkpoints", "keep_loras_every", "rows_per_call"}
 _IDENTITY = 1
 
 
@@ -76,6 +76,7 @@ class TrainSpec(Spec):
     iterations: Count = 300
     checkpoint_every: Count = 10
     keep_checkpoints: Count = 2
+    keep_loras_every: Count | None = None
     rows_per_call: Count = 256
 
     @field_validator("prompts")

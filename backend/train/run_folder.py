@@ -11,6 +11,8 @@ from __future__ import annotations
 import json
 import shutil
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -21,12 +23,14 @@ from ..errors import MixGRPOError
 from ..files import StorageError, load_json, load_tensors, remove_leftovers, save_json, save_tensors, sha256_of, write_atomically
 from ..specs import TrainSpec
 from ..specs.job import parse_job
+from .history import History
 
 if TYPE_CHECKING:
     import torch
 
 Request = Literal["pause", "cancel"]
 """What a run can be asked while it trains."""
+_PATIENCE = 5.0
 
 
 class RunError(MixGRPOError):
@@ -44,11 +48,17 @@ class Checkpoint:
 
 
 class RunFolder:
-    """Reads and writes one run. Only the first rank writes."""
+    """Reads and writes one run. Only the first rank writes.
+
+    Attributes:
+        history: what counts of the events, once :meth:`open` has read them.
+    """
 
     def __init__(self, path: Path):
         self.path = Path(path).absolute()
+        self.history = History()
         self.attempt = 1
+        self._wanted = self.path / "wanted.json"
         self._lock = FileLock(self.path / ".lock")
         self._control = self.path / "control"
         self._start = self.path / "start.safetensors"
@@ -61,6 +71,64 @@ class RunFolder:
         """The iterations there is a LoRA of, under whatever name."""
         digits = (file.stem[-6:] for file in (self.path / "lora").glob("*_??????.safetensors"))
         return {int(iteration) for iteration in digits if iteration.isdecimal()}
+
+    def want(self, iteration: int) -> None:
+        """Note that somebody waits for the LoRA of an iteration: it is saved when it is trained, and :meth:`retain` keeps it."""
+        with self._deciding():
+            wanted = self.wanted()
+            if iteration not in wanted:
+                save_json(self._wanted, sorted(wanted | {iteration}))
+
+    def wanted(self) -> set[int]:
+        """The iterations that somebody has waited for."""
+        return set(load_json(self._wanted)) if self._wanted.exists() else set()
+
+    def retain(self, keep: Callable[[set[int], set[int]], set[int]]) -> set[int]:
+        """Remove the LoRAs that need not stay, with their sheets, and return their iterations.
+
+        A file that somebody reads stays readable for them; where the system refuses to remove it then (Windows), it goes with a
+        later one.
+
+        Args:
+            keep: called with the iterations there is a LoRA of and those that are wanted; returns the iterations to keep.
+        """
+        removed = set()
+        with self._deciding():
+            loras = self.lora_iterations()
+            for iteration in loras - keep(loras, self.wanted()):
+                files = [*(self.path / "lora").glob(f"*_{iteration:06d}.safetensors"), self._sheet(iteration)]
+                try:
+                    for file in files:
+                        file.unlink(missing_ok=True)
+                except PermissionError:
+                    continue
+                removed.add(iteration)
+        return removed
+
+    def forget_sheets(self, iteration: int) -> None:
+        """Remove the sheets beyond an iteration: they show what an attempt drew that no longer counts."""
+        for file in (self.path / "samples").glob("iteration_??????.png"):
+            if not file.stem[-6:].isdecimal() or int(file.stem[-6:]) <= iteration:
+                continue
+            try:
+                file.unlink(missing_ok=True)
+            except PermissionError:  # Windows, while somebody reads it: it goes with the next sheet
+                continue
+
+    def _sheet(self, iteration: int) -> Path:
+        return self.path / "samples" / f"iteration_{iteration:06d}.png"
+
+    @contextmanager
+    def _deciding(self) -> Iterator[None]:
+        """One process at a time says or asks what is wanted, so that nothing is removed that somebody has just asked for."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        try:
+            with FileLock(self.path / ".wanted.lock", timeout=_PATIENCE):
+                yield
+        except Timeout:
+            raise RunError(
+                f"{self.path / '.wanted.lock'} has been held for {_PATIENCE:g} seconds; end the process that stands still there"
+            ) from None
 
     def lock(self) -> None:
         """Own the run until the process ends; raises :class:`RunError` when another process does."""
@@ -85,7 +153,8 @@ class RunFolder:
             RunError: a field that determines the numbers is another than the folder's; the message names every one.
         """
         remove_leftovers(self.path)
-        file, begun = self.path / "spec.json", bool(self.events() or self._checkpoint_markers())
+        self.history = self.read_history()
+        file, begun = self.path / "spec.json", bool(self.history.last or self._checkpoint_markers())
         if file.exists() and begun:
             stored = parse_job(load_json(file))
             changed = _differences(stored.identity_fields(), spec.identity_fields())
@@ -95,7 +164,7 @@ class RunFolder:
                     "change the job back to continue this run"
                 )
         save_json(file, spec.model_dump(mode="json"))
-        self.attempt = 1 + sum(event["event"] == "start" for event in self.events())
+        self.attempt = 1 + self.history.attempts
         return spec
 
     def put_start(self, source: Path, digest: str) -> None:
@@ -155,15 +224,16 @@ class RunFolder:
                     raise StorageError(f"{file} line {number} is not an event ({error}); move the file away") from error
         return complete
 
+    def read_history(self) -> History:
+        """What counts of all events so far."""
+        history = History()
+        for event in self.events():
+            history.take(event)
+        return history
+
     def iterations(self) -> list[dict[str, Any]]:
         """The iteration events that count: of an iteration done twice, the last attempt's."""
-        last: dict[int, dict[str, Any]] = {}
-        for event in self.events():
-            if event["event"] == "start":
-                last = {number: kept for number, kept in last.items() if number <= event["from_iteration"]}
-            elif event["event"] == "iteration":
-                last[event["iteration"]] = event
-        return [last[number] for number in sorted(last)]
+        return self.read_history().iterations
 
     def append(self, event: str, **fields: Any) -> None:
         """Add one event; raises :class:`StorageError` when it cannot be written."""
@@ -174,6 +244,7 @@ class RunFolder:
                 file.write(("" if _ends_with_newline(file) else "\n") + line + "\n")
         except OSError as error:
             raise StorageError(f"cannot append to {self.path / 'events.jsonl'}: {error}; checkpoints are safe") from error
+        self.history.take(row)
 
     def save_checkpoint(self, checkpoint: Checkpoint, identity: str, base_model: str, keep: int) -> None:
         """Write a checkpoint; only when it is complete are all but the newest ``keep`` removed.

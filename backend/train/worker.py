@@ -10,14 +10,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..console import describe
+from ..console import console, describe
 from ..errors import MixGRPOError
-from ..files import load_json
+from ..files import StorageError, load_json, load_metadata
 from ..models.lora_export import export_lora
 from ..models.weights import base_model_hash
 from ..specs import TrainSpec
 from ..specs.job import parse_job
+from .adapter import adapter_hash
+from .history import layout_sentence
 from .ranks import Ranks
+from .retention import kept_loras
 from .run_folder import Checkpoint, Request, RunError, RunFolder
 from .samples import SampleSheets
 from .trainer import Rollout, Trainer
@@ -76,10 +79,12 @@ def _train(run: RunFolder, spec: TrainSpec, ranks: Ranks, report: Report, asked:
     trainer = Trainer(spec, ranks, resume, run.start_file(spec.lora.start_from) if first else None)
     if ranks.first:
         run.append("start", from_iteration=trainer.iteration, until=spec.iterations, base_model=base, **trainer.layout)
+        run.forget_sheets(trainer.iteration)
         if resume is not None:
             _export(run, trainer, resume, base)  # a kill may have come between the checkpoint and its LoRA
             if resume.layout != trainer.layout:
                 run.append("layout_changed", was=resume.layout, now=trainer.layout, bit_equal=False)
+                console.print(layout_sentence(run.history.layout_changes[-1]), markup=False, soft_wrap=True)
     try:
         _iterate(run, trainer, base, report, asked)
     except Stopped as stop:
@@ -102,7 +107,7 @@ def _iterate(run: RunFolder, trainer: Trainer, base: str, report: Report, asked:
 
     while trainer.iteration < spec.iterations:
         _obey(ranks, asked)
-        due = (trainer.iteration + 1) % spec.checkpoint_every == 0 or trainer.iteration + 1 == spec.iterations
+        due = _due(run, trainer)
         numbers = trainer.train_iteration(lambda batch, due=due: between_phases(batch, due))
         left = (time.monotonic() - started) / (trainer.iteration - first) * (spec.iterations - trainer.iteration)
         if ranks.first:
@@ -110,6 +115,14 @@ def _iterate(run: RunFolder, trainer: Trainer, base: str, report: Report, asked:
             report(numbers, left)
         if due:
             _save(run, trainer, base)
+
+
+def _due(run: RunFolder, trainer: Trainer) -> bool:
+    """Whether the next iteration is to be saved (a collective call: somebody may have asked the first rank for it)."""
+    spec, following = trainer.spec, trainer.iteration + 1
+    wanted = trainer.ranks.first and following in run.wanted()
+    asked_for = trainer.ranks.largest({"wanted": float(wanted)})["wanted"]
+    return following % spec.checkpoint_every == 0 or following == spec.iterations or bool(asked_for)
 
 
 def _obey(ranks: Ranks, asked: Asked) -> None:
@@ -139,16 +152,44 @@ def _save(run: RunFolder, trainer: Trainer, base: str) -> None:
 
 
 def _export(run: RunFolder, trainer: Trainer, checkpoint: Checkpoint, base: str) -> None:
-    """Write the checkpoint's LoRA, unless it is there."""
-    spec, path = trainer.spec, run.lora_file(trainer.spec.name, checkpoint.iteration)
-    if path.exists():
+    """Write the checkpoint's LoRA unless it is there, announce it, and remove those that need not stay."""
+    spec, iteration = trainer.spec, checkpoint.iteration
+    path, adapter = run.lora_file(spec.name, iteration), adapter_hash(checkpoint.adapter)
+    written = path.exists() and _adapter_in(path) == adapter
+    if written and run.history.saved(iteration):
         return
+    if not written:
+        path.unlink(missing_ok=True)  # an earlier attempt's, whose checkpoint was lost, with other numbers
+        _write_lora(path, trainer, checkpoint, base, adapter)
+    run.append("saved", iteration=iteration, lora=path.name)
+    weights = {reward.scorer: reward.weight for reward in spec.rewards}
+
+    def keep(loras: set[int], wanted: set[int]) -> set[int]:
+        best, targets = run.history.best(loras, weights), run.history.targets
+        return kept_loras(loras, best, wanted | targets, spec.checkpoint_every, spec.keep_loras_every)
+
+    removed = run.retain(keep)
+    if removed:
+        run.append("removed", iterations=sorted(removed))
+
+
+def _adapter_in(lora: Path) -> str | None:
+    """Hash of the adapter that a LoRA file was made from; None when it does not say, or is damaged."""
+    try:
+        return load_metadata(lora).get("mixgrpo.adapter")
+    except StorageError:
+        return None
+
+
+def _write_lora(path: Path, trainer: Trainer, checkpoint: Checkpoint, base: str, adapter: str) -> None:
+    spec = trainer.spec
     metadata = {
         "modelspec.title": f"{spec.name} {checkpoint.iteration}",
         "mixgrpo.base_model": spec.model.family,
         "mixgrpo.base_model_sha256": base,
         "mixgrpo.spec": spec.identity(),
         "mixgrpo.iteration": str(checkpoint.iteration),
+        "mixgrpo.adapter": adapter,
         "mixgrpo.rewards": ", ".join(f"{reward.scorer} x {reward.weight:g}" for reward in spec.rewards),
         "mixgrpo.guidance": f"{spec.sampling.guidance:g}",
     }

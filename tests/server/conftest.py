@@ -10,6 +10,7 @@ import pytest
 import torch
 from servers import Server, fields
 
+from mixgrpo.backend.server.store import JobStore, State
 from mixgrpo.backend.specs.job import parse_job
 from mixgrpo.backend.train.worker import train
 
@@ -35,6 +36,24 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server,
     try:
         job = server.ask("submit", fields())
         yield server, server.wait_for(job["id"], "done")
+    finally:
+        server.stop()
+
+
+@pytest.fixture(scope="session")
+def idle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, dict[str, Any]]]:
+    """A server with a paused job that has never trained; tests put files of their own into its run folder."""
+    data = tmp_path_factory.mktemp("idle") / "data"
+    data.mkdir(mode=0o700)
+    spec = parse_job(fields())
+    store = JobStore(data / "jobs.sqlite")
+    store.put(spec.identity(), spec.model_dump(mode="json"), State.PAUSED, detached=False)
+    store.close()
+    for kind in ("lora", "samples"):
+        (data / "runs" / spec.identity() / kind).mkdir(parents=True)
+    server = Server(data)
+    try:
+        yield server, server.ask("job", spec.identity())
     finally:
         server.stop()
 

@@ -41,6 +41,7 @@ WHOLE_NUMBERS = {
     "iterations": (1, 999_999),
     "checkpoint_every": (1, 999_999),
     "keep_checkpoints": (1, 999_999),
+    "keep_loras_every": (1, 999_999),
     "rows_per_call": (1, 999_999),
 }
 REFUSED = [
@@ -171,7 +172,8 @@ def test_a_job_is_frozen_and_survives_json():
 def test_the_identity_is_of_what_determines_the_numbers():
     """Every field of a job is in the identity, except how far, how often saved, how split into calls, and the name."""
     plain = parse_job(job())
-    free = {"name": "other", "iterations": 7, "checkpoint_every": 3, "keep_checkpoints": 9, "rows_per_call": 5}
+    free = {"name": "other", "iterations": 7, "rows_per_call": 5}
+    free |= {"checkpoint_every": 3, "keep_checkpoints": 9, "keep_loras_every": 4}
     assert parse_job(job() | free).identity() == plain.identity()
     changed = {
         "model": {"precision": "bfloat16"},

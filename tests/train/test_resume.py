@@ -8,6 +8,7 @@ import subprocess
 import time
 
 import pytest
+import torch
 from training_jobs import ENVIRONMENT, WORKER, job, lora_bytes, numbers, run, snapshot, trainer
 
 from mixgrpo.backend.files import StorageError, load_metadata, save_json
@@ -150,11 +151,22 @@ def test_a_lora_that_was_moved_away_is_written_again(tmp_path):
     assert metadata["mixgrpo.rewards"] == "jpeg_compressibility x 1" and metadata["mixgrpo.base_model"] == "starter"
 
 
-def test_a_changed_layout_is_written_down(tmp_path):
-    run(tmp_path, job(iterations=1))
-    run(tmp_path, job(iterations=2, rows_per_call=1))
+def test_a_changed_layout_is_written_down_and_said(straight, tmp_path, capsys):
+    """Another number of threads and another way to split calls: the run goes on, and near what it would have been."""
+    run(tmp_path, job(iterations=1, **RICH))
+    assert "layout" not in capsys.readouterr().out
+    torch.set_num_threads(2)
+    try:
+        continued = run(tmp_path, job(iterations=2, rows_per_call=1, **RICH))
+    finally:
+        torch.set_num_threads(1)
     changes = [event for event in RunFolder(tmp_path).events() if event["event"] == "layout_changed"]
     assert [(event["was"]["rows_per_call"], event["now"]["rows_per_call"]) for event in changes] == [(256, 1)]
+    said = capsys.readouterr().out
+    assert "continued from iteration 1 with another layout (rows_per_call 256 -> 1, threads 1 -> 2)" in said
+    assert "no longer bit-equal" in said
+    second, same = continued[-1], RunFolder(straight).iterations()[1]
+    assert second["gradient_norm"] == pytest.approx(same["gradient_norm"], rel=1e-2)
 
 
 def test_a_checkpoint_holds_adapter_optimiser_and_iteration(tmp_path):

@@ -100,11 +100,17 @@ def test_prompts_that_cannot_be_shared_equally_are_refused(out, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_job_is_launched_on_two_ranks(tmp_path, monkeypatch):
+def test_two_launched_ranks_continue_what_one_began_and_say_so(tmp_path, monkeypatch, capfd):
     for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
-    lora = run_job(job(prompts_per_iteration=2, iterations=1), tmp_path, ranks=2)
-    assert lora == RunFolder(tmp_path).lora_file("mixgrpo", 1) and lora.exists()
+    run(tmp_path / "run", job(prompts_per_iteration=2, iterations=1))
+    alone = run(tmp_path / "alone", job(prompts_per_iteration=2, iterations=2))
+    lora = run_job(job(prompts_per_iteration=2, iterations=2), tmp_path / "run", ranks=2)
+    folder = RunFolder(tmp_path / "run")
+    assert lora == folder.lora_file("mixgrpo", 2) and lora.exists()
+    assert folder.read_history().layout_changes == [{"iteration": 1, "was": {"ranks": 1}, "now": {"ranks": 2}}]
+    assert capfd.readouterr().out.count("with another layout (ranks 1 -> 2)") == 1
+    assert folder.iterations()[-1]["gradient_norm"] == pytest.approx(alone[-1]["gradient_norm"], rel=1e-2)
 
 
 def test_a_failure_of_the_processes_is_reported(tmp_path, monkeypatch):
