@@ -1,4 +1,4 @@
-"""The command line: ``mixgrpo demo | train | presets | sample | compare | serve | jobs | doctor``."""
+"""The command line: ``mixgrpo demo | train | plan | presets | sample | compare | serve | jobs | doctor``."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 from .console import console
 from .doctor.command import doctor
 from .errors import MixGRPOError
+from .planner.command import plan
 from .presets import presets, show_preset
 from .server import commands
 
@@ -45,6 +46,7 @@ app = typer.Typer(
 )
 app.command()(commands.serve)
 app.command()(doctor)
+app.command()(plan)
 app.command()(presets)
 app.add_typer(commands.jobs, name="jobs")
 

@@ -7,10 +7,10 @@ from diffusers.models.normalization import RMSNorm
 from torch import nn
 
 from ..specs import ModelSpec
-from ..starter.load import load_starter
+from ..starter.load import load_starter, outline_starter
 from .sd3 import LORA_TARGETS, SD3
 
-__all__ = ["LORA_TARGETS", "arithmetic", "load_model"]
+__all__ = ["LORA_TARGETS", "arithmetic", "load_model", "outline_model"]
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
@@ -27,6 +27,14 @@ def load_model(spec: ModelSpec, device: torch.device) -> SD3:
     model.autocast = dtype if dtype == torch.bfloat16 else None
     if dtype == torch.float64:
         _exact_norms(model.transformer)
+    return model
+
+
+def outline_model(spec: ModelSpec) -> SD3:
+    """The model that :func:`load_model` would load, on the meta device: every size, and no weights."""
+    dtype = arithmetic(spec)
+    model = outline_starter(torch.float32 if dtype == torch.bfloat16 else dtype)
+    model.autocast = dtype if dtype == torch.bfloat16 else None
     return model
 
 

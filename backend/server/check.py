@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-NEEDED = ("aiohttp", "filelock", "yaml", "pydantic", "scipy", "rich", "torch", "transformers", "diffusers", "peft")
+NEEDED = ("aiohttp", "filelock", "yaml", "pydantic", "scipy", "rich", "torch", "transformers", "diffusers", "peft", "tensorboard")
 """By the names they are imported under."""
 
 

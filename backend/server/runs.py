@@ -17,6 +17,7 @@ _JOB_ID = re.compile(r"[0-9a-f]{16}")
 _FILES = {
     "lora": re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*_(\d{6})\.safetensors"),
     "samples": re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*_(\d{6})\.png"),
+    "fixed": re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*_(\d{6})\.png"),
 }
 _MEBIBYTE = 2**20
 

@@ -18,6 +18,7 @@ from .sampling import SamplingSpec
 
 _NO_NUMBERS = {
     "name", "iterations", "checkpoint_every", "keep_checkpoints", "keep_loras_every", "rows_per_call", "gradient_checkpointing",
+    "fixed_pictures",
 }  # fmt: skip
 _IDENTITY = 1
 
@@ -113,6 +114,7 @@ class TrainSpec(Spec):
     keep_loras_every: Count | None = None
     rows_per_call: Count = 256
     gradient_checkpointing: bool = False
+    fixed_pictures: Annotated[int, Field(ge=0, le=64)] = 8
 
     @field_validator("prompts")
     @classmethod

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import torch
 from diffusers import AutoencoderTiny, SD3Transformer2DModel
-from transformers import CLIPTextModelWithProjection, PreTrainedTokenizerFast
+from torch import nn
+from transformers import CLIPTextConfig, CLIPTextModelWithProjection, PreTrainedTokenizerFast
 from transformers.utils import logging as transformers_logging
 
-from ..files import load_tensors
+from ..files import load_json, load_tensors
 from ..models.base import ModelError
 from ..models.sd3 import SD3
 from ..models.weights import STARTER, TRANSFORMER_FILES
@@ -62,3 +63,16 @@ def load_starter(device: str | torch.device = "cpu", dtype: torch.dtype = torch.
         module.to(device).eval().requires_grad_(False)
     decoder.to(memory_format=torch.channels_last)  # half the time of a convolution on a CPU
     return SD3(transformer, encoder, tokenizer, decoder, text.MAX_TOKENS)
+
+
+def outline_starter(dtype: torch.dtype = torch.float32) -> SD3:
+    """The starter's modules on the meta device, from their configurations alone: sizes, and nothing to compute with."""
+    configuration = load_json(WEIGHTS / "transformer" / "config.json")
+    encoder = CLIPTextConfig(**load_json(WEIGHTS / "text_encoder" / "config.json"))
+    with torch.device("meta"):
+        transformer = nn.Module.to(SD3Transformer2DModel.from_config(configuration), dtype)  # diffusers' own would warn
+        modules = transformer, CLIPTextModelWithProjection(encoder).float(), vae.build_vae().float()
+    for module in modules:
+        module.eval().requires_grad_(False)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(WEIGHTS / "tokenizer", local_files_only=True)
+    return SD3(modules[0], modules[1], tokenizer, modules[2], text.MAX_TOKENS)

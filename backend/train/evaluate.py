@@ -45,18 +45,33 @@ def draw(
     """
     if len(prompts) != len(seeds):
         raise EvaluationError(f"{len(prompts)} prompts and {len(seeds)} seeds; give one seed for every prompt")
-    shape, sigmas = model.latent_shape(sampling.width, sampling.height), sigma_table(sampling)
     unique = list(dict.fromkeys(prompts))
     velocity = GuidedVelocity(model, model.encode(unique), model.encode([negative_prompt]), sampling.guidance, 2 * batch)
     rows = torch.tensor([unique.index(prompt) for prompt in prompts])
+    return draw_rows(model, velocity, rows, seeds, sampling, batch, on_batch)
+
+
+@torch.no_grad()
+def draw_rows(
+    model: SD3,
+    velocity: GuidedVelocity,
+    rows: torch.Tensor,
+    seeds: Sequence[int],
+    sampling: SamplingSpec,
+    batch: int,
+    on_batch: Callable[[int, int], None] | None = None,
+) -> torch.Tensor:
+    """:func:`draw` with prompts that are embedded already: int64 ``rows`` (N,) of the conditions in ``velocity``."""
+    shape, sigmas = model.latent_shape(sampling.width, sampling.height), sigma_table(sampling)
+    dtype = torch.float64 if model.transformer.dtype == torch.float64 else torch.float32
     pictures = []
-    for start in range(0, len(prompts), batch):
+    for start in range(0, len(rows), batch):
         part = slice(start, start + batch)
-        noise = torch.cat([initial_noise(seed, (1, *shape)) for seed in seeds[part]]).to(model.device)
+        noise = torch.cat([initial_noise(seed, (1, *shape)) for seed in seeds[part]]).to(model.device, dtype)
         final = rollout(velocity.for_prompts(rows[part]), noise, sigmas, Window(0, 0), 0.0, _no_noise, 1).final
         pictures.append(model.decode(final).cpu())
         if on_batch:
-            on_batch(min(start + batch, len(prompts)), len(prompts))
+            on_batch(min(start + batch, len(rows)), len(rows))
     return torch.cat(pictures)
 
 

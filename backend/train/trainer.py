@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from ..rewards import HELD_OUT, make_scorer
 from ..specs import SamplingSpec, TrainSpec
 from . import adapter
 from .ema import Ema, learning_rate
+from .meter import Meter, StepNumbers
 from .objective import Objective
 from .prompts import prompt_rows
 from .ranks import Ranks, gradient_norm
@@ -42,14 +42,15 @@ def sigma_table(spec: SamplingSpec) -> torch.Tensor:
     return shifted_sigmas(spec.steps, shift).float()
 
 
-def _window(spec: TrainSpec, iteration: int) -> Window:
+def window_of(spec: TrainSpec, iteration: int) -> Window:
+    """The window of a job's iteration, counted from 0."""
     plan = spec.sampling.window
     return WINDOW_POLICIES[plan.policy](iteration, spec.sampling.steps, plan.size, **plan.settings(spec.seed))
 
 
 def _windows(spec: TrainSpec) -> set[Window]:
     """The windows of a job, as far as its first thousands of iterations tell; by then every policy has been everywhere."""
-    return {_window(spec, iteration) for iteration in range(min(spec.iterations, 5000))}
+    return {window_of(spec, iteration) for iteration in range(min(spec.iterations, 5000))}
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ class Trainer:
             adapter.load_optimizer(self.optimizer, self.parameters, resume.optimizer)
         self.ema = None if spec.ema is None else Ema(spec.ema, self.parameters, None if resume is None else resume.ema)
         self.counter = RowCounter(transformer)
-        self.seconds: dict[str, float] = {}
+        self.meter, self.by_step = Meter(ranks.device), StepNumbers()
         self.gate: dict[str, float] | None = None
         """What the replay gate saw before the first update of this process, over all ranks."""
 
@@ -144,11 +145,10 @@ class Trainer:
 
     def window(self) -> Window:
         """The window of the next iteration."""
-        return _window(self.spec, self.iteration)
+        return window_of(self.spec, self.iteration)
 
     def train_iteration(self, on_rollout: Callable[[Rollout], None] | None = None) -> dict[str, Any]:
         """One iteration; returns its numbers, the same on every rank. ``on_rollout`` may look at this rank's pictures."""
-        self.seconds = {}
         batch = self.collect()
         if on_rollout:
             on_rollout(batch)
@@ -159,8 +159,10 @@ class Trainer:
         return {
             "iteration": self.iteration,
             **iteration_numbers(batch, updates, self.objective.reported, self.ranks),
+            "learning_rate": self.optimizer.param_groups[0]["lr"],
+            "steps": self.by_step.take(batch.trajectory.window.start, self.ranks),
             "rows": rows,
-            "seconds": {name: round(value, 3) for name, value in self.seconds.items()},
+            **self.meter.take(self.ranks),
         } | ({"replay_gate": gate} if gate else {})
 
     # ------------------------------------------------------------------ rollout
@@ -251,6 +253,7 @@ class Trainer:
                     (terms.loss * (self.ranks.count / total)).backward()
                 gap = gap.worst(replay_gap(trajectory, index, part, replay.mean.detach()))
                 sums = {name: value + terms.sums[name] for name, value in sums.items()}
+                self.by_step.add(index, terms.sums["ratio_deviation"], terms.sums["clip_fraction"], len(part))
         means = {name: value / (len(members) * size) for name, value in sums.items()}
         return means | {"mean_gap": gap.mean_gap, "log_prob_gap": gap.log_prob_gap}
 
@@ -311,7 +314,5 @@ class Trainer:
 
     @contextmanager
     def _phase(self, name: str):
-        started = time.perf_counter()
-        with self.counter.phase(name):
+        with self.counter.phase(name), self.meter.phase(name):
             yield
-        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,13 @@ from ..models.weights import base_model_hash
 from ..specs import TrainSpec
 from ..specs.job import parse_job
 from .adapter import adapter_hash
+from .fixed import FixedPictures
 from .history import layout_sentence
 from .ranks import Ranks
 from .retention import kept_loras
 from .run_folder import Checkpoint, Request, RunError, RunFolder
 from .samples import SampleSheets
+from .tensorboard import ScalarLog, scalars_of
 from .trainer import Rollout, Trainer
 
 Report = Callable[[dict[str, Any], float], None]
@@ -99,22 +102,29 @@ def _train(run: RunFolder, spec: TrainSpec, ranks: Ranks, report: Report, asked:
 def _iterate(run: RunFolder, trainer: Trainer, base: str, report: Report, asked: Asked) -> None:
     spec, ranks = trainer.spec, trainer.ranks
     started, first, sheets = time.monotonic(), trainer.iteration, SampleSheets(run, spec)
+    weights = {reward.scorer: reward.weight for reward in spec.rewards}
+    fixed = FixedPictures(run, trainer)
+    fixed.begin()
 
     def between_phases(batch: Rollout, due: bool) -> None:
         if ranks.first:
             sheets.show(trainer.iteration + 1, batch, due)
         _obey(ranks, asked)  # the adapter is still what it was before the iteration, which a continuation repeats
 
-    while trainer.iteration < spec.iterations:
-        _obey(ranks, asked)
-        due = _due(run, trainer)
-        numbers = trainer.train_iteration(lambda batch, due=due: between_phases(batch, due))
-        left = (time.monotonic() - started) / (trainer.iteration - first) * (spec.iterations - trainer.iteration)
-        if ranks.first:
-            run.append("iteration", seconds_left=round(left, 1), **numbers)
-            report(numbers, left)
-        if due:
-            _save(run, trainer, base)
+    log = closing(ScalarLog(run.path / "tensorboard", run.attempt, first)) if ranks.first else nullcontext()
+    with log as scalars:
+        while trainer.iteration < spec.iterations:
+            _obey(ranks, asked)
+            due = _due(run, trainer)
+            numbers = trainer.train_iteration(lambda batch, due=due: between_phases(batch, due))
+            left = (time.monotonic() - started) / (trainer.iteration - first) * (spec.iterations - trainer.iteration)
+            if scalars is not None:
+                run.append("iteration", seconds_left=round(left, 1), **numbers)
+                scalars.write(trainer.iteration, scalars_of(numbers, weights))
+                report(numbers, left)
+            if due:
+                _save(run, trainer, base)
+                fixed.draw()
 
 
 def _due(run: RunFolder, trainer: Trainer) -> bool:

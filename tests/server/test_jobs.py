@@ -122,9 +122,12 @@ def test_sheets_can_be_watched_while_they_come_and_go(start, tmp_path):
     job = server.ask("submit", fields(iterations=ENDLESS, checkpoint_every=ENDLESS))
     seen, gone = set(), 0
 
+    def sheets():
+        return [one for one in server.ask("artifacts", job["id"]) if one["kind"] == "samples"]
+
     def watch():
         nonlocal gone
-        for sheet in (one for one in server.ask("artifacts", job["id"]) if one["kind"] == "samples"):
+        for sheet in sheets():
             try:
                 with Image.open(server.ask("download", job["id"], sheet, tmp_path / sheet["name"])) as picture:
                     picture.load()
@@ -135,7 +138,7 @@ def test_sheets_can_be_watched_while_they_come_and_go(start, tmp_path):
         return len(seen) >= 4
 
     until(watch, "four sheets")
-    assert len(server.ask("artifacts", job["id"])) <= 2 and gone <= len(seen)
+    assert len(sheets()) <= 2 and gone <= len(seen)
     server.ask("cancel", job["id"])
     server.wait_for(job["id"], "cancelled")
 
