@@ -72,10 +72,13 @@ def _run_ranks(spec: TrainSpec, folder: Path, ranks: int) -> Path:
     worker = f"{__package__}.worker"
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "--max-restarts=0"]
     console.print(f"starting {ranks} processes")
-    ended = subprocess.run([sys.executable, *launcher, "-m", worker, str(run.path)], check=False)
-    if ended.returncode:
+    command = [sys.executable, *launcher, "-m", worker, str(run.path), "--supervised"]
+    # the ranks hold the other end of the pipe: whoever of this process and the launcher is killed, they pause and end
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
+        code = process.wait()
+    if code:
         raise LaunchError(
-            f"the {ranks} worker processes ended with code {ended.returncode}; the reason is printed above, checkpoints are in "
+            f"the {ranks} worker processes ended with code {code}; the reason is printed above, checkpoints are in "
             f"{run.path / 'checkpoints'}, and the same command continues from the last one"
         )
     return run.lora_file(load_json(run.path / "spec.json")["name"], spec.iterations)
