@@ -1,6 +1,6 @@
 """Runs a part of this project from the folder it lies in, whatever the folder's name and whether installed or not:
 
-    python /any/where/backend/bootstrap.py serve | worker | check  [arguments]
+    python /any/where/backend/bootstrap.py serve | worker | check | about  [arguments]
 
 Neither PYTHONPATH nor the current directory matters, since portable Pythons ignore both. Uses the standard library only.
 """
@@ -18,6 +18,7 @@ PARTS = {
     "serve": "backend.server.service",
     "worker": "backend.train.worker",
     "check": "backend.server.check",
+    "about": "backend.doctor.about",
 }
 
 

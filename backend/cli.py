@@ -1,4 +1,4 @@
-"""The command line: ``mixgrpo demo | train | sample | compare | serve | jobs``."""
+"""The command line: ``mixgrpo demo | train | sample | compare | serve | jobs | doctor``."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from .console import console
+from .doctor.command import doctor
 from .errors import MixGRPOError
 from .server import commands
 
@@ -42,6 +43,7 @@ app = typer.Typer(
     add_completion=False,
 )
 app.command()(commands.serve)
+app.command()(doctor)
 app.add_typer(commands.jobs, name="jobs")
 
 

@@ -56,8 +56,12 @@ def load_settings() -> Settings:
         fields = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
     except FileNotFoundError:
         return Settings(None, {})
-    except (OSError, ValueError, yaml.YAMLError) as error:
+    except (OSError, ValueError) as error:
         raise PlaceError(f"cannot read {file}: {' '.join(str(error).split())}") from error
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)  # no more of it: its sentence quotes the line, and a token with it
+        where = "somewhere" if mark is None else f"at line {mark.line + 1}, column {mark.column + 1}"
+        raise PlaceError(f"{file} cannot be read as YAML {where}") from None
     if os.name == "posix" and mode & 0o077:
         raise PlaceError(f"{file} holds tokens and others may read it; run: chmod 600 '{file}'")
     if not isinstance(fields, dict) or not fields.keys() <= {"python", "backends"}:
@@ -86,11 +90,11 @@ def _remote(file: Path, name: str, fields: Any) -> Remote:
     return remote
 
 
-def backend_python() -> Path:
-    """The Python that runs the backend: the user's choice, else the folder's ``.venv``, else this one if it can train.
+def chosen_python() -> Path | None:
+    """The Python that the user chose for the backend, else the folder's ``.venv``; None when there is neither.
 
     Raises:
-        PlaceError: none of them can; the message has the command that makes one.
+        PlaceError: the chosen one does not exist, or the settings cannot be read.
     """
     chosen = os.environ.get("MIXGRPO_PYTHON") or load_settings().python
     if chosen:
@@ -98,14 +102,27 @@ def backend_python() -> Path:
             raise PlaceError(f"the backend's Python {chosen} does not exist; correct MIXGRPO_PYTHON or {settings_file()}")
         return Path(chosen)
     own = ROOT / ".venv" / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
-    if own.is_file():
-        return own
+    return own if own.is_file() else None
+
+
+def own_environment() -> str:
+    """What to do when no Python can train: the command that gives the backend an environment of its own."""
+    command = "py -m venv .venv && .venv\\Scripts\\python" if os.name == "nt" else "python3 -m venv .venv && .venv/bin/python"
+    return f'Give the backend an environment of its own: in {ROOT} run {command} -m pip install -e ".[train]"'
+
+
+def backend_python() -> Path:
+    """The Python that runs the backend: the user's choice, else the folder's ``.venv``, else this one if it can train.
+
+    Raises:
+        PlaceError: none of them can; the message has the command that makes one.
+    """
+    chosen = chosen_python()
+    if chosen is not None:
+        return chosen
     complaint = _checked()
     if complaint:
-        command = "py -m venv .venv && .venv\\Scripts\\python" if os.name == "nt" else "python3 -m venv .venv && .venv/bin/python"
-        raise PlaceError(
-            f'{complaint}. Give the backend an environment of its own: in {ROOT} run {command} -m pip install -e ".[train]"'
-        )
+        raise PlaceError(f"{complaint}. {own_environment()}")
     return Path(sys.executable)
 
 

@@ -43,7 +43,11 @@ class CompareSamplers(io.ComfyNode):
             "also kept as CSV and JSON in the output folder.",
             inputs=[*_sockets(), *_widgets(), *_rewarding()],
             outputs=[
-                io.Image.Output("grid", display_name="grid", tooltip="A row for every seed, a column for every sampler."),
+                io.Image.Output(
+                    "grid",
+                    display_name="grid",
+                    tooltip="A row for every seed, or every sample of a single seed; a column for every sampler.",
+                ),
                 io.Image.Output("images", display_name="images", tooltip="All pictures: sampler after sampler, seed after seed."),
                 io.String.Output("table", display_name="table", tooltip="Settings and numbers as JSON."),
                 io.Image.Output("chart", display_name="chart", tooltip="Quality against cost, and every number as bars."),
@@ -80,6 +84,7 @@ class CompareSamplers(io.ComfyNode):
         }  # fmt: skip
         comparison = conclude(settings, results, [_first_frames(shown) for shown in decoded], cases, rewards)
         comparison.save(fresh_folder(_output_folder()))
+        progress.conclude(comparison.grid)
         grid = _as_image(comparison.grid)
         images = torch.cat([shown.flatten(0, 2) for shown in decoded])
         table = json.dumps(comparison.json, indent=1, ensure_ascii=False, allow_nan=False)
@@ -107,7 +112,8 @@ def _widgets() -> list[io.Input]:
         io.Int.Input("seeds", default=4, min=1, max=4096, tooltip="Seeds, one after the other: rows of the grid."),
         io.Int.Input(
             "group_size", default=2, min=1, max=4096,
-            tooltip="Samples of each seed, from one initial noise; how far they part is the diversity. The grid shows the first.",
+            tooltip="Samples of each seed, from one initial noise; how far they part is the diversity. The grid shows the first; "
+            "with a single seed, all.",
         ),
         io.Float.Input(
             "cfg", default=1.0, min=0.0, max=100.0, step=0.1,
@@ -202,9 +208,6 @@ class GraphHost:
         return self._model.model.process_latent_in(samples.float())
 
     def _count_call(self, executor: Callable, *args: Any, **kwargs: Any) -> Tensor:
-        from comfy.model_management import throw_exception_if_processing_interrupted
-
-        throw_exception_if_processing_interrupted()
         self._calls += 1
         return executor(*args, **kwargs)
 
@@ -239,6 +242,10 @@ class _Progress:
         self._bar = self._bar or comfy.utils.ProgressBar(total)
         self._bar.update_absolute(done, total, self._preview)
 
+    def conclude(self, picture: Image.Image) -> None:
+        """Leave a picture in place of the last preview, which the page goes on showing instead of the node's output."""
+        self._bar.update_absolute(self._bar.total, self._bar.total, ("PNG", picture, None))
+
 
 def _one_latent(model: Any, given: dict[str, Any]) -> Tensor:
     """The latent (1, …) that all samples begin from."""
@@ -267,9 +274,6 @@ def _numbers_in_a_picture(vae: Any, latent: Tensor) -> int:
 
 def _decoded(model: Any, vae: Any, latents: Tensor) -> Tensor:
     """Pictures (cases, G, frames, height, width, 3) on the CPU of latents (cases, G, …) in the model's scale."""
-    from comfy.model_management import throw_exception_if_processing_interrupted
-
-    throw_exception_if_processing_interrupted()
     images = vae.decode(model.model.process_latent_out(latents.flatten(0, 1)))[..., :3].float().cpu()
     frames = images if images.ndim == 5 else images[:, None]
     return frames.unflatten(0, latents.shape[:2])

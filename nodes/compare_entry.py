@@ -14,7 +14,7 @@ from ..backend.flow.sigmas import check_sigmas
 from ..backend.lab.entries import Entry, LabError
 from ..backend.lab.spec import EntrySpec, parse_entry
 from .checks import GraphError
-from .sampler import _group_inputs, _mode_inputs
+from .mode import group_inputs, mode_inputs
 from .schedule import SCHEDULES, schedule_inputs, sigma_table
 from .types import CATEGORY, CompareEntries
 
@@ -68,8 +68,8 @@ class CompareEntry(io.ComfyNode):
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        window = [entry for entry in _group_inputs() if entry.id in _WINDOW]
-        mode = [entry for entry in _mode_inputs() if entry.id == "mode"]
+        window = [entry for entry in group_inputs() if entry.id in _WINDOW]
+        mode = [entry for entry in mode_inputs() if entry.id == "mode"]
         return io.Schema(
             node_id="MixGRPO_CompareEntry",
             display_name="Sampler Entry",

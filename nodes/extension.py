@@ -6,6 +6,7 @@ from comfy_api.latest import ComfyExtension, io
 
 from .compare import CompareSamplers
 from .compare_entry import CompareEntry
+from .hybrid import HybridModel
 from .lora import LoadLora
 from .mode import SamplingModeNode
 from .plan import SamplingPlan
@@ -27,6 +28,7 @@ NODES: list[type[io.ComfyNode]] = [
     TrajectoryPlot,
     SamplingModeNode,
     SamplingPlan,
+    HybridModel,
     SceneAccuracy,
     JpegCompressibility,
     JpegIncompressibility,

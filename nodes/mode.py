@@ -23,12 +23,13 @@ def group_inputs() -> list[io.Input]:
         ),
         io.Float.Input(
             "eta", default=0.7, min=0.0, max=10.0, step=0.01,
-            tooltip="Noise level of the window's steps; 0.7 is the paper's. 0 is ComfyUI's euler exactly.",
+            tooltip="Noise level of the window's steps; 0.7 is the paper's. 0 is the plain ODE, exactly ComfyUI's euler unless a "
+            "mode is connected.",
         ),
         io.Int.Input("window_start", default=0, min=0, max=999, tooltip="First stochastic step, counted from 0."),
         io.Int.Input(
             "window_size", default=4, min=0, max=999,
-            tooltip="Number of stochastic steps, which are the ones training learns from; 0 is ComfyUI's euler exactly. "
+            tooltip="Number of stochastic steps, which are the ones training learns from; 0 is the plain ODE. "
             "The last step is never stochastic.",
         ),
     ]  # fmt: skip

@@ -61,7 +61,7 @@ class SamplingPlan(io.ComfyNode):
                 *mode_inputs(),
             ],
             outputs=[
-                io.String.Output("plan", display_name="plan", tooltip="A table of all steps, for Preview as Text."),
+                io.String.Output("plan", display_name="plan", tooltip="A table of all steps in Markdown, for Preview as Text."),
                 io.Int.Output("nfe", display_name="NFE", tooltip="Model calls: what a sample drawn alone costs."),
                 io.Int.Output("rows", display_name="rows", tooltip="Model rows of one group; multiply by the batch size."),
             ],
@@ -82,16 +82,18 @@ class SamplingPlan(io.ComfyNode):
 
 
 def _text(plan: RolloutPlan, group_size: int, rows: int, apart: int) -> str:
-    """Two lines of totals and a table of columns that line up."""
+    """Two lines of totals and a table of columns that line up, as Markdown, which ComfyUI's page renders in Preview as Text."""
     stochastic = sum(step.kind == "sde" for step in plan.steps)
+    shared = f", of {apart} without its shared beginning" if rows < apart else ""
     totals = [
-        f"{len(plan.steps)} steps, {stochastic} of them stochastic; {plan.nfe} model calls for a sample",
-        f"{rows} model rows for a group of {group_size}" + (f", of {apart} without its shared beginning" if rows < apart else ""),
+        f"- {len(plan.steps)} steps, {stochastic} of them stochastic; {plan.nfe} model calls for a sample",
+        f"- {rows} model rows for a group of {group_size}{shared}",
     ]
     cells = [_HEAD, *(tuple(_cell(value) for value in row.values()) for row in step_rows(plan))]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    table = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
-    return "\n".join([*totals, "", *table])
+    head, *body = ["| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in cells]
+    line = "|" + "|".join("-" * (width + 2) for width in widths) + "|"
+    return "\n".join([*totals, "", head, line, *body])
 
 
 def _cell(value: Any) -> str:

@@ -187,7 +187,7 @@ def _summary(run: Run, batch: _Batch, unseen: list[str], guided: bool) -> dict[s
     trajectory, plan = run.trajectory, run.trajectory.plan
     predicted = plan.rows(trajectory.group_size, batch.groups, shared=run.prefix == USED, cfg=guided)
     return {
-        "sigmas": trajectory.sigmas.tolist(),
+        "sigmas": plan.sigmas,
         "window": [trajectory.window.start, trajectory.window.size],
         "std": trajectory.stds,
         "log_probs": trajectory.log_probs.tolist(),

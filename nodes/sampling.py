@@ -42,7 +42,16 @@ class GroupSettings:
         return self.shared_noise and self.group_size > 1
 
     def plan(self, sigmas: Tensor) -> RolloutPlan:
-        """Every step that a rollout over ``sigmas`` takes."""
+        """Every step that a rollout over ``sigmas`` takes.
+
+        Raises:
+            MixGRPOError: the table, window, noise level or mode does not fit, or the group has nothing to share any more.
+        """
+        if self.shared and self.eta > 0 and self.window.size and self.window.start < self.first_step:
+            raise GraphError(
+                f"the window began at step {self.window.start}, before this part's first step {self.first_step}, so the "
+                "members of a group have parted and share nothing any more; turn shared_noise off in this sampler"
+            )
         return plan_rollout(sigmas, self.window, self.eta, self.mode, self.first_step)
 
 
@@ -96,25 +105,26 @@ def sample_groups(
         raise GraphError(f"a batch of {len(x)} latents is not whole groups of {size}; change the batch size or the group size")
     check_rows(model.inner_model, len(x))
     plan = settings.plan(sigmas)
-    ids = list(range(len(x))) if sample_ids is None else list(sample_ids)
     extra_args = extra_args or {}
-    options, rows = _counting_rows(extra_args.get("model_options", {}))
-    velocity = _Velocity(model, extra_args | {"model_options": options}, callback, ids, plan, len(sigmas) - 1)
-    velocity.apart = differs_by_row(model.inner_model, extra_args.get("denoise_mask"))
-    prefix = (velocity.apart or USED) if settings.shared else NOT_SHARED
+    prefix = NOT_SHARED
+    if settings.shared:
+        prefix = differs_by_row(model.inner_model, extra_args.get("denoise_mask")) or USED
+        x = _first_rows(model, x, settings)
     if prefix not in (USED, NOT_SHARED):
         logging.info("MixGRPO: the steps that a group shares are computed for each of its samples, because of: %s", prefix)
+    ids = list(range(len(x))) if sample_ids is None else list(sample_ids)
+    options, rows = _counting_rows(extra_args.get("model_options", {}))
     seed = extra_args.get("seed") or 0
     with tqdm(total=len(plan.steps), disable=disable) as bar:
         trajectory = rollout(
-            velocity,
-            x[::size] if settings.shared else x,
+            _Velocity(model, extra_args | {"model_options": options}, callback, ids, plan, len(sigmas) - 1),
+            x[::size] if prefix == USED else x,
             sigmas,
             settings.window,
             settings.eta,
             lambda step: step_noise(seed, ids, step, x.shape[1:]),
             size,
-            shared=settings.shared,
+            shared=prefix == USED,
             on_step=lambda done, steps: bar.update(),
             mode=settings.mode,
             first_step=settings.first_step,
@@ -122,6 +132,14 @@ def sample_groups(
     if record:
         record(Run(trajectory, sum(rows), prefix))
     return trajectory.final.to(x.dtype)
+
+
+def _first_rows(model: Any, x: Tensor, settings: GroupSettings) -> Tensor:
+    """The batch with the first row of every group for all its members; and so the noise that a mask's kept region is given."""
+    size = settings.group_size
+    if getattr(model, "noise", None) is not None:
+        model.noise = model.noise[::size].repeat_interleave(size, 0)
+    return x[::size].repeat_interleave(size, 0)
 
 
 def _counting_rows(model_options: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
@@ -142,8 +160,6 @@ def _counting_rows(model_options: dict[str, Any]) -> tuple[dict[str, Any], list[
 class _Velocity:
     """v = (x - x0) / sigma from ComfyUI's denoiser, with ComfyUI's callback at every step and its interrupt at every call."""
 
-    apart = ""  # what the model is told row by row, if anything: then one row cannot stand for its group
-
     def __init__(
         self, model: Any, extra_args: dict[str, Any], callback: Callable | None, ids: list[int], plan: RolloutPlan, total: int
     ):
@@ -160,21 +176,14 @@ class _Velocity:
         throw_exception_if_processing_interrupted()
         step, shown = next(self._calls)
         members = len(self._ids) // len(x)
-        split = members > 1 and bool(self.apart)
-        rows = x.repeat_interleave(members, 0) if split else x
-        denoised = self._model(rows, sigma * rows.new_ones([len(rows)]), **self._extra_args)
-        denoised = denoised[::members] if split else denoised
+        denoised = self._model(x, sigma * x.new_ones([len(x)]), **self._extra_args)
         if not torch.isfinite(denoised).all():
-            self._refuse(denoised, step, sigma)
+            broken = [self._ids[row * members] for row, one in enumerate(denoised) if not torch.isfinite(one).all()]
+            raise GraphError(
+                f"the model returned NaN or infinity at step {step} for sample {broken[0]} (sigma {float(sigma):.4g}; "
+                f"{len(broken)} of {len(x)} rows); look for a broken LoRA or too high a cfg, or run ComfyUI with --force-fp32"
+            )
         if self._callback is not None and shown is not None:
             every = denoised.repeat_interleave(members, 0) if members > 1 else denoised
             self._callback({"x": x, "i": shown, "sigma": sigma, "sigma_hat": sigma, "denoised": every})
         return (x - denoised) / sigma
-
-    def _refuse(self, denoised: Tensor, step: int, sigma: Tensor) -> None:
-        members = len(self._ids) // len(denoised)
-        broken = [self._ids[row * members] for row, one in enumerate(denoised) if not torch.isfinite(one).all()]
-        raise GraphError(
-            f"the model returned NaN or infinity at step {step} for sample {broken[0]} (sigma {float(sigma):.4g}; "
-            f"{len(broken)} of {len(denoised)} rows); look for a broken LoRA or too high a cfg, or run ComfyUI with --force-fp32"
-        )

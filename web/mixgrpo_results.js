@@ -1,13 +1,14 @@
-/** What Score Images and MixGRPO Sampler have found, on the nodes themselves. */
+/** What Score Images, MixGRPO Sampler and Compare Samplers have found, on the nodes themselves. */
 
 import { app } from "../../scripts/app.js";
 import { addDisplay, chain, isFirst, loadStyle } from "./parts/display.mjs";
-import { SamplerView, ScoresView } from "./parts/result_views.mjs";
+import { CompareView, SamplerView, ScoresView } from "./parts/result_views.mjs";
 
 const NAME = "mixgrpo.results";
 const VIEWS = {
   MixGRPO_ScoreImages: { type: "mixgrpo_scores", View: ScoresView },
   MixGRPO_Sampler: { type: "mixgrpo_sampler", View: SamplerView },
+  MixGRPO_CompareSamplers: { type: "mixgrpo_compare", View: CompareView },
 };
 const views = new WeakMap(); // node -> function that shows an output
 

@@ -21,7 +21,7 @@ function addTraining(node) {
     },
   );
   const removed = () => {
-    job.stop();
+    job.remove();
     view.remove();
   };
   const element = addDisplay(app, node, "mixgrpo_training", () => view?.minHeight ?? 44, removed);

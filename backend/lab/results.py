@@ -32,7 +32,7 @@ class Comparison:
     Attributes:
         settings: what was compared, as plain data.
         rows: the table, see :func:`~.table.make_table`.
-        grid: rows are cases, columns are entries; of each group its first sample.
+        grid: rows are cases, columns are entries; of each group its first sample. Of a single case rows are the group's samples.
     """
 
     settings: dict[str, Any]
@@ -89,11 +89,21 @@ def _grid(rows: Sequence[dict[str, Any]], pictures: Sequence[Tensor], cases: Seq
     columns = []
     for row, shown in zip(rows, pictures, strict=True):
         reward = "" if row["reward_mean"] is None else f" · reward {row['reward_mean']:.2f}"
-        columns.append(GridColumn(torch.nan_to_num(shown[:, 0]), row["label"], f"NFE {row['nfe']:g}{reward}"))
+        down = shown[:, 0] if len(cases) > 1 else shown[0]
+        columns.append(GridColumn(torch.nan_to_num(down), row["label"], f"NFE {row['nfe']:g}{reward}"))
+    labels, titles = _row_labels(cases, pictures[0].shape[1])
+    cell = min(_LARGEST_CELL, max(_SMALLEST_CELL, *pictures[0].shape[-2:]))
+    return comparison_grid(columns, labels, titles, cell)
+
+
+def _row_labels(cases: Sequence[Case], group_size: int) -> tuple[list[str], list[str]]:
+    """What stands beside and above the rows of the grid."""
+    if len(cases) == 1:
+        words = (cases[0].prompt, f"seed {cases[0].seed}")
+        return [f"sample {member}" for member in range(group_size)], [" · ".join(filter(None, words))]
     new = [not place or case.prompt != cases[place - 1].prompt for place, case in enumerate(cases)]
     titles = [case.prompt if first else "" for case, first in zip(cases, new, strict=True)]
-    cell = min(_LARGEST_CELL, max(_SMALLEST_CELL, *pictures[0].shape[-2:]))
-    return comparison_grid(columns, [f"seed {case.seed}" for case in cases], titles, cell)
+    return [f"seed {case.seed}" for case in cases], titles
 
 
 def fresh_folder(parent: Path) -> Path:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib
 import sys
 
-_NEEDED = ("aiohttp", "filelock", "yaml", "pydantic", "scipy", "rich", "torch", "transformers", "diffusers", "peft")
+NEEDED = ("aiohttp", "filelock", "yaml", "pydantic", "scipy", "rich", "torch", "transformers", "diffusers", "peft")
+"""By the names they are imported under."""
 
 
 def main(arguments: list[str]) -> None:
     """Exit with one sentence when something is missing or clashes, else print ``ok``."""
-    for name in _NEEDED:
+    for name in NEEDED:
         try:
             importlib.import_module(name)
         except (ImportError, RuntimeError) as error:  # RuntimeError: how transformers reports an import of its own that failed

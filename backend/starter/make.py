@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from ..files import load_json, load_tensors, save_json, save_tensors
+from ..models.weights import write_manifest
 from . import denoiser, judge, latents, text, vae
 from .evaluate import evaluate
 from .load import TRANSFORMER_FILE, VAE_FILE, WEIGHTS
@@ -57,6 +58,7 @@ def publish(folder: Path, weights: Path, seed: int) -> None:
     vae_step, averaged = _averaged(folder / "vae_training")
     save_tensors(weights / "vae" / VAE_FILE.name, vae.to_taesd(averaged))  # its scale and shift stay float32
     save_json(weights / "made_by.json", {"seed": seed, "denoiser_steps": denoiser_step, "vae_steps": vae_step})
+    write_manifest(weights)
 
 
 def _averaged(stage: Path) -> tuple[int, dict[str, torch.Tensor]]:

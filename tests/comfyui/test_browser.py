@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import re
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import pytest
 from browser import MINUTE, NAMES, ComfyPage, Opener, chromium, running_browser
 from graph_server import PACK_NAMES, ROOT, GraphServer
 from playwright.sync_api import Browser, expect
+from train_graphs import SHORT
 
 CAPTION = "a red circle left of a blue square on a white background"
 TEMPLATES = sorted(file.stem for file in (ROOT / "workflows").glob("*.json"))
@@ -88,6 +90,21 @@ def sampling() -> dict:
     }
 
 
+def comparing() -> dict:
+    """A graph that compares two samplers by a reward."""
+    links = {"model": ["1", 0], "positive": ["2", 0], "negative": ["2", 0], "latent_image": ["3", 0], "vae": ["1", 2]}
+    return {
+        "1": node("MixGRPO_StarterModel"),
+        "2": node("CLIPTextEncode", clip=["1", 1], text=CAPTION),
+        "3": node("EmptySD3LatentImage", width=64, height=64, batch_size=1),
+        "4": node("MixGRPO_CompareEntry", label="plain <b>", steps=4, window_size=0),
+        "5": node("MixGRPO_CompareEntry", label="window", steps=6, window_size=2, entries=["4", 0]),
+        "6": node("MixGRPO_JpegCompressibility"),
+        "7": node("MixGRPO_CompareSamplers", entries=["5", 0], rewards=["6", 0], prompt=CAPTION, seed=next(SEEDS), seeds=2,
+                  group_size=2, reference_steps=0, **links),
+    }  # fmt: skip
+
+
 def questions(page: ComfyPage) -> int:
     return sum("/mixgrpo/" in path and "/summary" in path for path in page.requests)
 
@@ -135,6 +152,11 @@ def test_a_job_is_shown_from_run_to_lora(open_page: Opener, tmp_path: Path, them
     before = questions(page)
     page.page.wait_for_timeout(3000)
     assert questions(page) == before, "a job that is done is asked about no more"
+
+    page.reload()  # nobody has touched the page since Run, and still its draft of the workflow knows the job
+    page.show("MixGRPO_TrainStep")
+    expect(page.page.locator(STATUS)).to_contain_text("done · reward")
+    expect(lora).to_have_text("LoRA of iteration 3: run again to fetch it")
 
     page.run()
     assert page.ended() == "execution_success"
@@ -218,7 +240,7 @@ def test_scores_and_steps_are_shown(open_page: Opener, tmp_path: Path):
     page.show("MixGRPO_Sampler")
     page.run()
     assert page.ended() == "execution_success"
-    expect(page.page.locator(STATUS)).to_contain_text("6 steps · stochastic: 1–2 · std")
+    expect(page.page.locator(STATUS)).to_contain_text("6 steps · 6 calls, 14 rows · stochastic: 1–2 · std")
     shade = page.page.locator(".mixgrpo-chart:visible rect.mixgrpo-window")
     chart = page.page.locator(".mixgrpo-axes:visible").bounding_box()
     assert shade.bounding_box()["width"] == pytest.approx(chart["width"] * 2 / 6, rel=0.05)
@@ -233,6 +255,7 @@ def test_scores_and_steps_are_shown(open_page: Opener, tmp_path: Path):
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_a_template_opens_by_clicks_and_runs(open_page: Opener, tmp_path: Path, name):
+    """The page reads the file as comfy-cli does, and runs it; a training is shortened then."""
     page = open_page()
     page.page.get_by_role("button", name="Templates").first.click()
     page.page.get_by_text(PACK_NAMES[0], exact=True).click()
@@ -240,6 +263,36 @@ def test_a_template_opens_by_clicks_and_runs(open_page: Opener, tmp_path: Path, 
     page.until("name => app.extensionManager.workflow.activeWorkflow?.filename === name", name)
     page.page.wait_for_timeout(500)
     page.page.screenshot(path=tmp_path / "opened.png")
+    stored = json.loads((Path(__file__).parent / "workflows_api" / f"{name}.json").read_text(encoding="utf-8"))
+    sent = page.page.evaluate("app.graphToPrompt().then(prompt => prompt.output)")
+    for entry in sent.values():
+        if entry["class_type"] == "PreviewAny":
+            entry["inputs"].pop("preview", None)  # the page's own widget, which the node does not have
+    assert {id: (entry["class_type"], entry["inputs"]) for id, entry in sent.items()} == {
+        id: (entry["class_type"], entry["inputs"]) for id, entry in stored.items()
+    }
+    page.page.evaluate(
+        """short => {
+            for (const node of app.graph.nodes.filter(node => node.comfyClass === "MixGRPO_TrainStep"))
+                for (const widget of node.widgets) if (widget.name in short) widget.value = short[widget.name];
+        }""",
+        SHORT,
+    )
     page.run()
     assert page.ended(minutes=10) == "execution_success"
     page.page.screenshot(path=tmp_path / "ended.png")
+
+
+@pytest.mark.parametrize("vue", [False, True])
+def test_compared_samplers_are_a_table_on_the_node(open_page: Opener, vue):
+    page = open_page(vue=vue)
+    page.load(comparing())
+    page.show("MixGRPO_CompareSamplers")
+    assert page.page.locator(".mixgrpo-compared:visible").count() == 0
+    page.run()
+    assert page.ended() == "execution_success"
+    table = page.page.locator(".mixgrpo-compared")
+    expect(table.locator("th")).to_have_text(["sampler", "NFE", "rows", "seconds", "diversity", "reward", "to first"])
+    plain, window = (table.locator(f"tbody tr:nth-child({row}) td").all_inner_texts() for row in (1, 2))
+    assert plain[:3] == ["plain <b>", "4", "4"] and window[:3] == ["window", "6", str(1 + 2 * 5)]
+    assert plain[6] == "–" and "±" in plain[5] and "±" in window[6]

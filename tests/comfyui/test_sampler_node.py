@@ -152,8 +152,11 @@ def test_the_graph_samples_what_the_trainer_trains_on(graph, monkeypatch, prompt
     )  # fmt: skip
     assert torch.equal(ours.sigmas, theirs.sigmas) and ours.stds == theirs.stds == summary["std"]
     assert len(ours.states) == len(theirs.states) == window[1] + 1
+    assert ours.shared == shared and theirs.shared == (shared and len(prompts) == 1), (
+        "ComfyUI gives prompts to rows, not to groups"
+    )
     for mine, other in zip([*ours.states, *ours.means, ours.final], [*theirs.states, *theirs.means, theirs.final], strict=True):
-        assert relative(mine, other) < TOLERANCE
+        assert relative(mine.repeat_interleave(len(other) // len(mine), 0), other) < TOLERANCE
     assert relative(ours.log_probs, theirs.log_probs) < TOLERANCE
     assert torch.tensor(summary["log_probs"]).equal(theirs.log_probs)
     assert relative(graph.model.get_model_object("latent_format").process_out(ours.final), latents["samples"]) < TOLERANCE
@@ -179,7 +182,8 @@ def test_a_mask_keeps_its_region_and_gives_up_the_shared_prefix(comfy, graph):
     assert relative(picture[..., :4].expand(3, -1, -1, -1), latents["samples"][..., :4]) < 1e-5
     parts = latents["samples"][..., 4:]
     assert relative(parts[0], parts[1]) > 0.01
-    assert trajectory.shared and [len(state) for state in trajectory.states] == [1, 3, 3, 3]
+    assert not trajectory.shared and [len(state) for state in trajectory.states] == [3, 3, 3, 3]
+    assert torch.equal(trajectory.states[0][0], trajectory.states[0][2]), "they share their noise, though not their row"
 
 
 def test_a_sample_alone_is_the_sample_in_its_batch(graph):

@@ -110,8 +110,9 @@ def test_rows_are_counted_predicted_and_planned(graph, name, shared, cfg):
     assert [step["std"] for step in summary["steps"] if step["kind"] == "sde"] == summary["std"] == trajectory.stds
     assert trajectory.mode == mode and summary["mode"]["dynamics"] == mode.dynamics
     lines = text.splitlines()
-    assert f"{nfe} model calls" in lines[0] and lines[1].startswith(f"{planned_rows} model rows for a group of 4")
-    assert len(lines) == 4 + len(summary["steps"]) and len({line.index("ode") for line in lines if " ode " in line}) == 1
+    assert f"{nfe} model calls" in lines[0] and lines[1].startswith(f"- {planned_rows} model rows for a group of 4")
+    assert len(lines) == 5 + len(summary["steps"]) and {line.count("|") for line in lines[3:]} == {9}
+    assert len({line.index("ode") for line in lines if " ode " in line}) == 1
 
 
 def test_a_group_of_eight_in_the_paper_costs_109_rows_of_200(comfy):
@@ -133,6 +134,8 @@ def test_a_plan_that_cannot_be_is_refused_without_a_model(comfy):
         SamplingPlan.execute(window_size=4, **widgets | {"eta": 3.0})
     with pytest.raises(MixGRPOError, match="a ratio of 0.4 shortens all steps after the window, but steps 0 to 3 are only some"):
         SamplingPlan.execute(window_size=2, sigmas=TABLE[:5], mode=FLASH, **widgets)
+    with pytest.raises(MixGRPOError, match="so the members of a group have parted"):
+        SamplingPlan.execute(window_size=2, sigmas=TABLE[1:], first_step=1, **widgets)
 
 
 def test_what_keeps_a_group_from_sharing_is_named(comfy, tiny, caplog):
@@ -156,6 +159,9 @@ def test_what_keeps_a_group_from_sharing_is_named(comfy, tiny, caplog):
         assert run.rows == (2 * 3 + 6 * 5 if reason == "used" else 6 * 8)
         assert (f"because of: {reason}" in caplog.text) == (reason not in ("used", "not shared"))
     assert all(relative(drawn["used"], samples) < TOLERANCE for samples in drawn.values())
+    from mixgrpo.nodes.checks import differs_by_row
+
+    assert differs_by_row(object(), None) == "guider"  # of another pack, which may tell rows apart in ways of its own
 
 
 WINDOWS, ETAS = (Window(0, 0), Window(0, 1), Window(1, 2), Window(0, 9)), (0.0, 0.3, 1.0, 1.6)

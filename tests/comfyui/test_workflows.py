@@ -14,11 +14,11 @@ import pytest
 from cli_runs import comfy_run
 from graph_server import PACK_NAMES, ROOT, GraphServer
 from PIL import Image, ImageChops
+from train_graphs import SHORT
 
 WORKFLOWS = {file.stem: file for file in sorted((ROOT / "workflows").glob("*.json"))}
 STORED = Path(__file__).parent / "workflows_api"
 UPDATE = "MIXGRPO_UPDATE=1 python -m pytest tests/comfyui/test_workflows.py -k stored"
-SHORT = {"iterations": 2, "group_size": 4, "prompts_per_iteration": 2}  # of a training, instead of the workflow's own
 _TITLE = 30  # pixels above a node's place
 
 Outputs = dict[str, dict[str, Any]]
@@ -71,7 +71,62 @@ def check_train_compare(server: GraphServer, outputs: Outputs, workflow: dict[st
     assert picture(server, left_by(outputs, workflow, "Newest training pictures")["images"][0]).width > SHORT["group_size"] * 64
 
 
+def compared(outputs: Outputs, workflow: dict[str, Any], title: str) -> dict[str, dict[str, Any]]:
+    """The table of a Compare Samplers node, by label, once its grid is there."""
+    left = left_by(outputs, workflow, title)
+    assert left["images"]
+    return {row["label"]: row for row in left["mixgrpo_compare"]}
+
+
+def check_lab_samplers(server: GraphServer, outputs: Outputs, workflow: dict[str, Any]) -> None:
+    table = compared(outputs, workflow, "Compare Samplers: cost and quality")
+    solvers, dynamics = [*table][:4], [*table][4:8]
+    assert dynamics == ["Flow-SDE", "Dance-SDE", "CPS", "Precise"] and len(table) == 10
+    assert {row["nfe"] for row in table.values()} == {11}
+    assert all(table[label]["diversity"] == 0 for label in [*solvers, "ComfyUI dpmpp_2m"])
+    assert all(table[label]["diversity"] > 0.1 for label in [*dynamics, "ComfyUI euler_ancestral"])
+    euler, heun, *multistep = (table[label]["rmse"] for label in solvers)
+    assert max(multistep) < 0.8 * min(euler, heun), "the note says that the multistep solvers come closest"
+    assert {table[label]["rows"] for label in dynamics} == {2 * (2 + 4 * 9)}, "two prompts; two calls of one row, nine of four"
+    grid, chart = (
+        left_by(outputs, workflow, title)["images"][0] for title in ("Grid: rows are seeds, columns are samplers", "Chart")
+    )
+    assert picture(server, grid).width > 10 * 128 and picture(server, chart).width > 1000
+
+
+def check_lab_window_sweep(server: GraphServer, outputs: Outputs, workflow: dict[str, Any]) -> None:
+    for title in ("Compare Samplers: one seed, a group of 8", "Compare Samplers: 6 seeds"):
+        none, *windows = compared(outputs, workflow, title).values()
+        assert none["diversity"] == 0 and len(windows) == 5
+        for name in ("diversity", "rows"):
+            values = [row[name] for row in windows]
+            assert values == sorted(values, reverse=True) and min(values) > none[name], name
+        assert all(0 <= row["reward_mean"] <= 1 for row in (none, *windows))
+    (grid,) = left_by(outputs, workflow, "Grid: rows are the samples of a group")["images"]
+    assert picture(server, grid).height > 8 * 128
+    one_seed = compared(outputs, workflow, "Compare Samplers: one seed, a group of 8")
+    (row,) = all_rows(outputs)
+    assert row["mean"] == pytest.approx(one_seed[row["label"]]["reward_mean"], abs=1e-6), "not the pictures of that column"
+    assert left_by(outputs, workflow, "MixGRPO_TrajectoryPlot")["images"]
+
+
+def check_lab_flash(server: GraphServer, outputs: Outputs, workflow: dict[str, Any]) -> None:
+    names = ("full rollout", "Flash", "Flash*")
+    plans = [left_by(outputs, workflow, f"Sampling Plan: {name}")["mixgrpo_plan"][0] for name in names]
+    drawn = compared(outputs, workflow, "Compare Samplers: with noise")
+    assert [plan["nfe"] for plan in plans] == [drawn[name]["nfe"] for name in names] == [25, 13, 9]
+    assert [plan["rows"] for plan in plans] == [drawn[name]["rows"] for name in names]
+    assert "13 model calls for a sample" in left_by(outputs, workflow, "Plan: Flash")["text"][0]
+    exact = compared(outputs, workflow, "Compare Samplers: without noise")
+    for flash, euler in (("Flash", "13 Euler steps"), ("Flash*", "9 Euler steps")):
+        assert exact[flash]["nfe"] == exact[euler]["nfe"] and exact[flash]["rmse"] < exact[euler]["rmse"], flash
+    assert all(row["reward_mean"] is not None for row in (*drawn.values(), *exact.values()))
+
+
 CHECKS: dict[str, Callable[[GraphServer, Outputs, dict[str, Any]], None]] = {
+    "mixgrpo_lab_flash": check_lab_flash,
+    "mixgrpo_lab_samplers": check_lab_samplers,
+    "mixgrpo_lab_window_sweep": check_lab_window_sweep,
     "mixgrpo_sample_window": check_sample_window,
     "mixgrpo_train_compare": check_train_compare,
 }
@@ -116,7 +171,7 @@ def test_links_say_the_same_at_both_ends(name):
     nodes = {node["id"]: node for node in workflow["nodes"]}
     for link, origin, output, target, slot, kind in workflow["links"]:
         source, sink = nodes[origin]["outputs"][output], nodes[target]["inputs"][slot]
-        assert source["type"] == sink["type"] == kind and link in source["links"] and sink["link"] == link, link
+        assert source["type"] == kind and sink["type"] in (kind, "*") and link in source["links"] and sink["link"] == link, link
     entries = [entry["link"] for node in nodes.values() for entry in node["inputs"] if entry["link"] is not None]
     exits = [link for node in nodes.values() for entry in node["outputs"] for link in entry["links"] or ()]
     assert sorted(entries) == sorted(exits) == sorted(link[0] for link in workflow["links"])

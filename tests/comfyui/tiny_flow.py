@@ -12,7 +12,7 @@ LORA_KEY = "diffusion_model.mix.weight"
 
 
 class TinyVelocity(nn.Module):
-    """v = tanh(W x + sigma + text) - 0.3 x over the channels; every row on its own."""
+    """v = tanh(W (x + its neighbour / 2) + sigma + text) - 0.3 x; every row on its own."""
 
     def __init__(self, device: Any = None, operations: Any = None):
         super().__init__()
@@ -25,7 +25,7 @@ class TinyVelocity(nn.Module):
         if isinstance(x, list):
             return [self.forward(part, timestep, context, control) for part in x]
         one = (-1,) + (1,) * (x.ndim - 1)
-        mixed = self.mix(x.movedim(1, -1)).movedim(-1, 1)
+        mixed = self.mix((x + 0.5 * x.roll(1, -1)).movedim(1, -1)).movedim(-1, 1)
         told = timestep.view(one) / 1000 + context.flatten(1).mean(1).view(one)
         if control is not None:
             told = told + control["output"][0].view(one)

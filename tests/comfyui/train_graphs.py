@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+SHORT = {"iterations": 2, "group_size": 4, "prompts_per_iteration": 2}
+"""Widgets of a training that is to be short, instead of a template's own."""
 CAPTION = "a red circle left of a blue square on a white background"
 
 

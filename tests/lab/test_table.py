@@ -6,6 +6,7 @@ import csv
 import json
 import math
 
+import numpy as np
 import pytest
 import torch
 from lab_results import drawn, entry
@@ -88,7 +89,8 @@ def test_without_rewards_and_reference_their_columns_are_empty():
 
 def test_everything_is_kept_in_files(tmp_path):
     results = [result(label, torch.randn(2, 2, 3), torch.randn(2, 3)) for label in ("a, b", "c")]
-    pictures = [torch.rand(2, 2, 3, 32, 32)] * 2
+    shades = torch.tensor([[0.2, 1.0], [0.4, 1.0]])[:, :, None, None, None]  # of the first and the second of each group
+    pictures = [shades.expand(2, 2, 3, 32, 32), 0.5 * shades.expand(2, 2, 3, 32, 32)]
     cases = [Case("any", 7), Case("any", 8)]
     comparison = conclude({"seeds": 2}, results, pictures, cases, rewards(jpeg_compressibility=1.0))
     comparison.save(tmp_path)
@@ -97,8 +99,21 @@ def test_everything_is_kept_in_files(tmp_path):
         read = list(csv.DictReader(file))
     assert [row["label"] for row in read] == ["a, b", "c"]
     assert [*read[0]] == [*COLUMNS, "jpeg_compressibility"] and read[0]["peak_memory"] == ""
+    shown = [[comparison.grid.getpixel((across, down))[0] for across in (-200, -60)] for down in (-200, -60)]
+    assert shown == [[51, 26], [102, 51]], "rows are cases, columns are samplers, of each group the first"
     assert float(read[1]["rmse"]) == comparison.rows[1]["rmse"]
     assert float(read[1]["jpeg_compressibility"]) == comparison.rows[1]["scores"]["jpeg_compressibility"]
+
+
+def test_the_grid_shows_seeds_or_else_the_samples_of_the_only_one():
+    for cases in (1, 2):
+        shades = torch.linspace(0, 1, cases * 3).view(cases, 3, 1, 1, 1).expand(-1, -1, 3, 32, 32)
+        results = [result("a", torch.zeros(cases, 3, 2))]
+        grid = conclude({}, results, [shades], [Case("any", seed) for seed in range(cases)], ()).grid
+        shown = shades[0] if cases == 1 else shades[:, 0]
+        middle = np.array(grid)[:, -64, 0] / 255
+        bands = [middle[grid.height - (len(shown) - row) * 134 + 64] for row in range(len(shown))]
+        assert bands == pytest.approx([shade[0, 0, 0].item() for shade in shown], abs=0.01)
 
 
 def test_a_folder_of_results_is_never_used_twice(tmp_path):

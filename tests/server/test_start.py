@@ -153,6 +153,14 @@ def test_aliases_are_the_users(own_places):
         asyncio.run(connect("https://evil.example"))
 
 
+def test_a_settings_file_with_a_fault_keeps_its_token(own_places):
+    """The sentence is shown in ComfyUI's page."""
+    settings(own_places, "backends:\n  box: {address: 'https://box.example', token: very-secret-token\n  other: [")
+    with pytest.raises(PlaceError, match="cannot be read as YAML at line 3") as refused:
+        load_settings()
+    assert "secret" not in str(refused.value) and refused.value.__cause__ is None
+
+
 @pytest.mark.parametrize(
     ("text", "cause"),
     [
@@ -163,7 +171,7 @@ def test_aliases_are_the_users(own_places):
         ("backends: [1]", "maps names"),
         ("python: relative/python", "absolute"),
         ("pyhton: /usr/bin/python3", "nothing else"),
-        ("{", "cannot read"),
+        ("{", "cannot be read as YAML at line 1"),
     ],
 )
 def test_settings_that_cannot_be_meant_are_refused(own_places, text, cause):

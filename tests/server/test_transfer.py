@@ -112,7 +112,9 @@ def test_a_file_that_changes_meanwhile_is_brought_from_its_beginning(link, size)
     artifact = link.artifact()
     link.replace(old)
     assert link.download([2 * MEBIBYTE], artifact, on_cut=lambda: link.replace(new)) == new
-    assert [start is None for start in link.ranges()] == [True, False, True]
+    # the question for the rest is answered with the whole new file, or refused, and then the whole is asked for
+    whole = [start is None for start in link.ranges()]
+    assert whole in ([True, False], [True, False, True])
 
 
 def test_what_is_not_as_announced_is_not_kept(link):

@@ -73,13 +73,13 @@ export function drawCurve(iterations, rewards) {
   };
 }
 
-/** The sigmas of a run by step, with the stochastic window shaded. window is [first step, number of steps]. */
-export function drawSigmas(sigmas, [start, size]) {
+/** The sigmas of a run by step from first on, with the stochastic window, [first step, number of steps], shaded. */
+export function drawSigmas(sigmas, [start, size], first = 0) {
   return (plot) => {
     const steps = Math.max(1, sigmas.length - 1);
     const high = Math.max(...sigmas, 1e-9);
     const x = (step) => plot.x(step / steps);
-    const shade = { class: "mixgrpo-window", x: x(start), y: plot.top, width: x(start + size) - x(start) };
+    const shade = { class: "mixgrpo-window", x: x(start - first), y: plot.top, width: x(size) - x(0) };
     const indices = sigmas.map((_, index) => index);
     return [
       ...(size > 0 ? [svg("rect", { ...shade, height: plot.bottom - plot.top })] : []),
@@ -87,9 +87,9 @@ export function drawSigmas(sigmas, [start, size]) {
       label(plot.left - 5, plot.top, figure(high), "end", "middle"),
       label(plot.left - 5, plot.bottom, "0", "end", "middle"),
       svg("text", { transform: `translate(9 ${(plot.top + plot.bottom) / 2}) rotate(-90)`, "text-anchor": "middle" }, "sigma"),
-      label(plot.left, plot.bottom + 13, "0", "start"),
+      label(plot.left, plot.bottom + 13, String(first), "start"),
       label((plot.left + plot.right) / 2, plot.bottom + 13, "step", "middle"),
-      label(plot.right, plot.bottom + 13, String(steps), "end"),
+      label(plot.right, plot.bottom + 13, String(first + steps), "end"),
       ...lines(indices, sigmas, x, (value) => plot.y(value / high), "mixgrpo-mean"),
       ...indices.map((step) => svg("circle", { class: "mixgrpo-dot", cx: x(step), cy: plot.y(sigmas[step] / high), r: 1.8 })),
     ];

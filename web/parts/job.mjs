@@ -12,6 +12,7 @@ export class Job {
   #changed;
   #timer = null;
   #asked = 0;
+  #removed = false;
 
   /** fetch is `api.fetchApi`; changed() is called whenever there is something new to show. */
   constructor(fetch, changed) {
@@ -20,7 +21,7 @@ export class Job {
   }
 
   #reset(backend, id) {
-    this.stop();
+    this.#stop();
     Object.assign(this, { backend, id, name: "", state: "", iteration: 0, iterations: 0, reward: null, best: null, loras: [] });
     Object.assign(this, { seconds: null, secondsLeft: null, error: "", problem: "", lora: "", loraIteration: 0 });
     this.curve = new Map(); // iteration -> reward or null
@@ -84,8 +85,13 @@ export class Job {
     this.#changed();
   }
 
-  /** Ask nothing any more. */
-  stop() {
+  /** Ask nothing any more, whatever answers are still on their way: the node is gone. */
+  remove() {
+    this.#removed = true;
+    this.#stop();
+  }
+
+  #stop() {
     this.#asked += 1; // an answer on its way is another job's
     this.#askIn(null);
   }
@@ -112,7 +118,7 @@ export class Job {
 
   #askIn(milliseconds) {
     clearTimeout(this.#timer);
-    this.#timer = milliseconds === null ? null : setTimeout(() => this.#poll(), milliseconds);
+    this.#timer = milliseconds === null || this.#removed ? null : setTimeout(() => this.#poll(), milliseconds);
   }
 
   async #poll() {
