@@ -201,7 +201,7 @@ def measure(data: Path, kills: int, seed: int) -> dict[str, object]:
                 until(lambda attempts=attempts: target.trains(attempts), "training")
                 target.server.wait_for_iteration(target.id, target.server.ask("job", target.id)["iteration"] + EVERY + 1)
             time.sleep(moments.uniform(0, 2))
-            victim, killed = moments.choice(VICTIMS), time.monotonic()
+            victim, killed = VICTIMS[number % len(VICTIMS)], time.monotonic()
             attempts = target.kill(victim, found)
             look(target, found)
         until(lambda: target.trains(attempts), "training after the last kill")
