@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import sqlite3
 import subprocess
@@ -130,7 +131,7 @@ def look(target: Target, found: Findings) -> None:
     found.missing |= saved - loras
     newest = max((int(file.stem[-6:]) for file in (target.folder / "checkpoints").glob("*.json")), default=0)
     found.missing |= {iteration for iteration in saved if iteration > newest}
-    for file in target.folder.rglob("*"):
+    for file in _files(target.folder):
         try:
             _read(file)
         except (MixGRPOError, OSError, ValueError, SyntaxError) as error:
@@ -139,6 +140,11 @@ def look(target: Target, found: Findings) -> None:
     with sqlite3.connect(target.data / "jobs.sqlite", timeout=PATIENCE) as database:
         if database.execute("PRAGMA integrity_check").fetchone() != ("ok",):
             found.corrupt.add("jobs.sqlite")
+
+
+def _files(folder: Path) -> list[Path]:
+    """All files below a folder whose files come and go meanwhile."""
+    return [Path(parent, name) for parent, _, names in os.walk(folder) for name in names]
 
 
 def _read(file: Path) -> None:
@@ -207,7 +213,7 @@ def measure(data: Path, kills: int, seed: int) -> dict[str, object]:
         until(lambda: target.trains(attempts), "training after the last kill")
         last = target.finish()
         look(target, found)
-        found.corrupt |= {f"{file.name}: left behind" for file in target.folder.rglob("*.part")}
+        found.corrupt |= {f"{file.name}: left behind" for file in _files(target.folder) if file.suffix == ".part"}
     finally:
         target.server.stop()
     found.orphans.update(_left(target.data))

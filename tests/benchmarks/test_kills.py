@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-KILLS = 4
+KILLS = 5
 
 
 @pytest.mark.skipif(os.name != "posix", reason="SIGKILL is POSIX")
