@@ -1,4 +1,4 @@
-"""The command line: ``mixgrpo demo | train | sample | compare | serve | jobs | doctor``."""
+"""The command line: ``mixgrpo demo | train | presets | sample | compare | serve | jobs | doctor``."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 from .console import console
 from .doctor.command import doctor
 from .errors import MixGRPOError
+from .presets import presets, show_preset
 from .server import commands
 
 
@@ -44,6 +45,7 @@ app = typer.Typer(
 )
 app.command()(commands.serve)
 app.command()(doctor)
+app.command()(presets)
 app.add_typer(commands.jobs, name="jobs")
 
 
@@ -69,13 +71,20 @@ def train(
     start_from: Annotated[
         Path | None, typer.Option(help="A LoRA that this project trained, to go on from; the base model otherwise.")
     ] = None,
+    preset: Annotated[str | None, typer.Option(help="Published settings to begin with; the job's own fields win.")] = None,
 ) -> None:
     """Train a job; run the same command again to continue a stopped run, or with more iterations to go further."""
-    from .specs import load_job
+    from .specs.job import parse_job, read_fields
+    from .specs.presets import find_preset
     from .train.launch import run_job, starting_from
 
     with _Refusals():
-        spec = load_job(job)
+        fields = read_fields(job)
+        if preset is not None and isinstance(fields, dict):
+            fields |= {"preset": preset}
+        spec = parse_job(fields)
+        if "preset" in fields:
+            show_preset(fields["preset"], find_preset(fields["preset"]), fields)
         if start_from is not None:
             spec = starting_from(spec, start_from)
         lora = run_job(spec, out or Path("runs") / spec.name, ranks, start_from)

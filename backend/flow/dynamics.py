@@ -163,6 +163,12 @@ def sde_mean(x: Tensor, velocity: Tensor, coefficients: StepCoefficients) -> Ten
     return (1 - k.sigma_next) * x0 + k.c * eps
 
 
+def velocity_gain(coefficients: StepCoefficients) -> float:
+    """d mu / d v of :func:`sde_mean`, c (1 - sigma) - (1 - sigma') sigma: below 0, at most sigma' - sigma."""
+    k = coefficients
+    return k.c * (1 - k.sigma) - (1 - k.sigma_next) * k.sigma
+
+
 def log_prob(x_next: Tensor, mean: Tensor, s: float) -> Tensor:
     """mean over dims of -(x' - mu)^2 / (2 s^2) - ln s - ln(2 pi) / 2, shape (rows,); x' is data and receives no gradient.
 

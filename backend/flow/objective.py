@@ -1,15 +1,17 @@
-"""The clipped objective, and the training pass that recomputes what the rollout stored."""
+"""The clipped objective, the KL to the base, and the training pass that recomputes what the rollout stored."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ..errors import MixGRPOError
-from .dynamics import LOG_PROBS, sde_mean
+from .dynamics import LOG_PROBS, StepCoefficients, sde_mean, velocity_gain
+from .names import named
 from .rollout import Trajectory, Velocity
 
 FLOAT32_LIMIT = 1e-5
@@ -21,15 +23,17 @@ class ReplayMismatch(MixGRPOError):
 
 @dataclass(frozen=True)
 class ObjectiveTerms:
-    """Per row: the loss to minimise, the probability ratio, and whether the ratio has left [1 - clip, 1 + clip]."""
+    """Per row: the loss to minimise, the probability ratio, and whether the ratio has left its range."""
 
     loss: Tensor
     ratio: Tensor
     clipped: Tensor
 
 
-def clipped_objective(log_prob: Tensor, old_log_prob: Tensor, advantages: Tensor, clip_range: float) -> ObjectiveTerms:
-    """max(-A rho, -A clip(rho, 1 - eps, 1 + eps)) per row, rho = exp(log p - log p_old).
+def clipped_objective(
+    log_prob: Tensor, old_log_prob: Tensor, advantages: Tensor, clip_range: float, clip_range_high: float | None = None
+) -> ObjectiveTerms:
+    """max(-A rho, -A clip(rho, 1 - eps, 1 + eps_high)) per row, rho = exp(log p - log p_old).
 
     Args:
         log_prob: (rows,), with gradient.
@@ -37,12 +41,53 @@ def clipped_objective(log_prob: Tensor, old_log_prob: Tensor, advantages: Tensor
         advantages: (rows,).
         clip_range: eps > 0; small (1e-4), because :func:`~.dynamics.log_prob` is a mean over dims, and smaller where the scale of
             the log-prob is (:data:`~.dynamics.LOG_PROBS`).
+        clip_range_high: eps_high > 0, how far the ratio of a good sample may rise; None is eps, too.
     """
+    high = clip_range if clip_range_high is None else clip_range_high
     ratio = (log_prob - old_log_prob.detach()).exp()
-    held = ratio.clamp(1 - clip_range, 1 + clip_range)
+    held = ratio.clamp(1 - clip_range, 1 + high)
     loss = torch.maximum(-advantages * ratio, -advantages * held)
     ratio = ratio.detach()
-    return ObjectiveTerms(loss, ratio, (ratio - 1).abs() > clip_range)
+    return ObjectiveTerms(loss, ratio, (ratio - 1 > high) | (1 - ratio > clip_range))
+
+
+STEP_WEIGHTS: dict[str, Callable[[StepCoefficients, int], float]] = {
+    "equal": lambda k, steps: 1.0,
+    "inverse_dt": lambda k, steps: 1 / (steps * (k.sigma - k.sigma_next)),
+}
+"""By name: (a step's coefficients, N) -> what its clipped objective is multiplied by.
+
+"inverse_dt" is the per-step balance of GRPO-Guard, 1 / |dt|: under RatioNorm a step moves its mean by about |dt| times what the
+velocity moves, so without it large steps decide. The factor 1 / N makes it 1 at every step of a table of equal steps, whatever
+window is trained.
+"""
+
+
+KL_SPACES: dict[str, Callable[[StepCoefficients], float]] = {
+    "velocity": lambda k: 1.0,
+    "mean": lambda k: velocity_gain(k) ** 2 / (2 * k.s**2),
+    "mean_rate": lambda k: velocity_gain(k) ** 2 * (k.sigma - k.sigma_next) / (2 * k.s**2),
+    "mean_square": lambda k: velocity_gain(k) ** 2,
+}
+"""By name: what the mean square of v - v_base is multiplied by, since mu - mu_base is :func:`~.dynamics.velocity_gain` times it.
+
+velocity: mean (v - v_base)^2. mean: mean (mu - mu_base)^2 / (2 s^2), the KL divergence of the step's two normal distributions,
+per dimension. mean_rate: that times |dt|, Flow-GRPO's form, whose std is the one of a unit of time. mean_square:
+mean (mu - mu_base)^2, without the division that makes late steps weigh most.
+"""
+
+
+def kl_to_base(velocity: Tensor, base_velocity: Tensor, coefficients: StepCoefficients, space: str) -> Tensor:
+    """How far the model has gone from the base at one step, per row, (rows,); 0 where both agree.
+
+    Args:
+        velocity: (rows, …), with gradient.
+        base_velocity: the same of the base model; it receives no gradient.
+        space: a name in :data:`KL_SPACES`.
+    """
+    dtype = torch.promote_types(velocity.dtype, torch.float32)
+    square = (velocity.to(dtype) - base_velocity.detach().to(dtype)).square().flatten(1).mean(1)
+    return square * named(KL_SPACES, space, "space of the KL")(coefficients)
 
 
 def replay_groups(trajectory: Trajectory, index: int, members: Tensor) -> Tensor:
@@ -54,25 +99,39 @@ def replay_groups(trajectory: Trajectory, index: int, members: Tensor) -> Tensor
     return groups.unique() if _one_row_per_group(trajectory, index) else groups
 
 
-def replay_mean(velocity: Velocity, trajectory: Trajectory, index: int, members: Tensor) -> Tensor:
-    """The mean of window step ``index`` under the present model, with gradient, for some of the samples.
+@dataclass(frozen=True)
+class Replay:
+    """What the present model makes of a window step for some samples: its velocity and the step's mean, (m, …)."""
+
+    velocity: Tensor
+    mean: Tensor
+
+
+def replay_step(velocity: Velocity, trajectory: Trajectory, index: int, members: Tensor) -> Replay:
+    """Window step ``index`` under the present model, with gradient, for some of the samples.
 
     At a shared first window step the members of a group have one and the same model input, so the model sees it once and the
-    mean is broadcast; autograd then sums their gradients, which equals the sum of per-sample gradients.
+    results are broadcast; autograd then sums their gradients, which equals the sum of per-sample gradients.
 
     Args:
         velocity: as in the rollout, for the rows that :func:`replay_groups` lists.
         index: 0 … w - 1, counted from the window's start.
         members: int64 (m,), rows into P G.
-
-    Returns:
-        (m, …).
     """
     once = _one_row_per_group(trajectory, index)
     groups = replay_groups(trajectory, index, members)
     x = trajectory.states[index][groups if once else members]
-    mean = sde_mean(x, velocity(x, trajectory.sigma(index).to(x)), trajectory.coefficients(index))
-    return mean[torch.searchsorted(groups, members // trajectory.group_size)] if once else mean
+    v = velocity(x, trajectory.sigma(index).to(x))
+    mean = sde_mean(x, v, trajectory.coefficients(index))
+    if not once:
+        return Replay(v, mean)
+    row = torch.searchsorted(groups, members // trajectory.group_size)
+    return Replay(v[row], mean[row])
+
+
+def replay_mean(velocity: Velocity, trajectory: Trajectory, index: int, members: Tensor) -> Tensor:
+    """The mean of :func:`replay_step` alone."""
+    return replay_step(velocity, trajectory, index, members).mean
 
 
 def replay_log_prob(trajectory: Trajectory, index: int, members: Tensor, mean: Tensor) -> Tensor:

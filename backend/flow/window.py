@@ -129,6 +129,20 @@ def listed_window(iteration: int, steps: int, size: int, *, starts: Sequence[int
     return _walk(iteration, steps, size, list(starts), [every] * len(starts), end)
 
 
+def some_steps(iteration: int, size: int, count: int, *, seed: int) -> list[int]:
+    """``count`` of a window's ``size`` steps, counted from its start and rising, drawn evenly by ``seed`` and iteration alone.
+
+    For training on a part of what is stochastic, as DanceGRPO does; one draw for all samples, so that a step is one model call.
+
+    Raises:
+        WindowError: ``count`` is not 1 … ``size``.
+    """
+    if not 1 <= count <= size:
+        raise WindowError(f"of a window of {size} steps, 1 to {size} can be trained, got {count}")
+    order = sorted(range(size), key=lambda step: derive_seed("trained step", seed, iteration, step))
+    return sorted(order[:count])
+
+
 WINDOW_POLICIES: dict[str, Callable[..., Window]] = {
     "frozen": frozen_window,
     "progressive": progressive_window,

@@ -2,12 +2,16 @@
 
 from .base import SpecError
 from .job import LoraSpec, ModelSpec, OptimizerSpec, RewardSpec, TrainSpec, load_job
+from .objective import AdvantageSpec, KlSpec, ObjectiveSpec
 from .sampling import ModeSpec, SamplingSpec, WindowSpec
 
 __all__ = [
+    "AdvantageSpec",
+    "KlSpec",
     "LoraSpec",
     "ModeSpec",
     "ModelSpec",
+    "ObjectiveSpec",
     "OptimizerSpec",
     "RewardSpec",
     "SamplingSpec",

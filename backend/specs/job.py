@@ -12,6 +12,8 @@ import yaml
 from pydantic import Field, field_validator, model_validator
 
 from .base import Count, Digest, NotNegative, Option, Positive, Seed, Spec, SpecError, parse
+from .objective import AdvantageSpec, ObjectiveSpec
+from .presets import with_preset
 from .sampling import SamplingSpec
 
 _NO_NUMBERS = {"name", "iterations", "checkpoint_every", "keep_checkpoints", "keep_loras_every", "rows_per_call"}
@@ -48,14 +50,21 @@ class LoraSpec(Spec):
 
 
 class OptimizerSpec(Spec):
-    """AdamW on the clipped objective."""
+    """AdamW on the clipped objective. ``clip_range_high`` is the upper end of the clip range; left out, as the lower."""
 
     learning_rate: Positive = 3e-4
     weight_decay: NotNegative = 1e-4
     max_grad_norm: Positive = 1.0
     clip_range: Annotated[float, Field(gt=0, lt=1)] = 1e-4
+    clip_range_high: Annotated[float, Field(gt=0, lt=1)] | None = None
     advantage_clip: Positive = 5.0
     updates_per_rollout: Count = 4
+
+    @model_validator(mode="after")
+    def _one_spelling_of_a_symmetric_range(self) -> OptimizerSpec:
+        if self.clip_range_high == self.clip_range:
+            object.__setattr__(self, "clip_range_high", None)
+        return self
 
 
 class TrainSpec(Spec):
@@ -72,6 +81,8 @@ class TrainSpec(Spec):
     monitors: tuple[RewardSpec, ...] = ()
     lora: LoraSpec = LoraSpec()
     optimizer: OptimizerSpec = OptimizerSpec()
+    advantage: AdvantageSpec = AdvantageSpec()
+    objective: ObjectiveSpec = ObjectiveSpec()
     seed: Seed = 0
     iterations: Count = 300
     checkpoint_every: Count = 10
@@ -87,13 +98,31 @@ class TrainSpec(Spec):
             raise ValueError(f"prompt {', '.join(empty[:5])} is empty; every prompt must say what to draw")
         return prompts
 
+    @property
+    def trained_of_a_group(self) -> int:
+        """How many members of every group are trained."""
+        return self.advantage.best_and_worst or self.group_size
+
     @model_validator(mode="after")
-    def _numbers_divide(self) -> TrainSpec:
-        if self.group_size % self.optimizer.updates_per_rollout:
+    def _parts_fit_together(self) -> TrainSpec:
+        misfit = self.advantage.misfit(self.group_size, self.prompts_per_iteration, len(self.rewards))
+        if misfit:
+            raise ValueError(misfit)
+        trained, size = self.objective.trained_steps, self.sampling.window.size
+        if trained is not None and trained >= size:
             raise ValueError(
-                f"group_size {self.group_size} cannot be split into {self.optimizer.updates_per_rollout} equal updates; "
+                f"objective.trained_steps {trained} must be less than the window's {size} steps; leave it out to train them all"
+            )
+        if self.trained_of_a_group % self.optimizer.updates_per_rollout:
+            which = "group_size" if self.advantage.best_and_worst is None else "advantage.best_and_worst"
+            raise ValueError(
+                f"{which} {self.trained_of_a_group} cannot be split into {self.optimizer.updates_per_rollout} equal updates; "
                 "choose an updates_per_rollout that divides it"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _scorers_are_named_once(self) -> TrainSpec:
         names = [reward.scorer for reward in (*self.rewards, *self.monitors)]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
@@ -116,8 +145,11 @@ class TrainSpec(Spec):
 
 
 def parse_job(fields: Any) -> TrainSpec:
-    """Build a job from plain data; raises :class:`SpecError` with one clause for every field that is wrong."""
-    return parse(TrainSpec, fields, "a job")
+    """Build a job from plain data; raises :class:`SpecError` with one clause for every field that is wrong.
+
+    A field ``preset`` names published settings, which the other fields change.
+    """
+    return parse(TrainSpec, with_preset(fields), "a job")
 
 
 def parse_sampling(fields: Any) -> SamplingSpec:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import hashlib
 import math
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from peft import LoraConfig
+from peft.helpers import rescale_adapter_scale
 from torch import nn
 
 from ..errors import MixGRPOError
@@ -80,6 +83,16 @@ def put_lora(transformer: nn.Module, lora: LoraAdapter) -> None:
     config = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=lora.layers)
     transformer.add_adapter(config, adapter_name=_ADAPTER)
     load_adapter(transformer, lora.tensors)
+
+
+@contextmanager
+def switched_off(transformer: nn.Module) -> Iterator[None]:
+    """Within the block the transformer is the base model, bit for bit: the adapter's part is scaled by 0.
+
+    Not by peft's ``disable_adapters``, which also stops the gradient of parameters that a sharded module has taken over.
+    """
+    with rescale_adapter_scale(transformer, 0.0):
+        yield
 
 
 def adapter_parameters(transformer: nn.Module) -> dict[str, nn.Parameter]:

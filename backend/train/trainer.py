@@ -12,17 +12,9 @@ from typing import Any
 import torch
 
 from ..errors import MixGRPOError
-from ..flow.advantages import Advantages, combine_advantages
+from ..flow.advantages import Advantages
 from ..flow.noise import derive_seed, initial_noise, step_noise
-from ..flow.objective import (
-    ReplayGap,
-    check_replay,
-    clipped_objective,
-    replay_gap,
-    replay_groups,
-    replay_log_prob,
-    replay_mean,
-)
+from ..flow.objective import Replay, ReplayGap, check_replay, replay_gap, replay_groups, replay_step
 from ..flow.plan import SamplingMode, plan_rollout
 from ..flow.rollout import Trajectory, rollout
 from ..flow.sigmas import dynamic_shift, shifted_sigmas
@@ -32,8 +24,10 @@ from ..models.families import arithmetic, load_model
 from ..rewards import HELD_OUT, make_scorer
 from ..specs import SamplingSpec, TrainSpec
 from . import adapter
+from .objective import Objective
 from .prompts import prompt_rows
 from .ranks import Ranks, gradient_norm
+from .report import iteration_numbers
 from .run_folder import Checkpoint
 
 
@@ -65,8 +59,10 @@ class Rollout:
     trajectory: Trajectory
     prompts: torch.Tensor  # (P,) rows into the job's prompts
     pictures: torch.Tensor  # (P G, 3, H, W)
-    scores: dict[str, torch.Tensor]  # (P, G), of rewards and monitors
+    everyone: dict[str, torch.Tensor]  # the scores of all ranks' groups, rewards and monitors
     advantages: Advantages  # (P, G)
+    trained: torch.Tensor  # (P, n), the places in their group of those who are trained
+    steps: list[int]  # which of the window's steps are trained, counted from its start
 
 
 class Trainer:
@@ -92,6 +88,7 @@ class Trainer:
             scorer.check_prompts(spec.prompts)
         self.sigmas = sigma_table(spec.sampling)
         self.mode = SamplingMode(**spec.sampling.mode.model_dump())
+        self.objective = Objective(spec)
         for window in sorted(_windows(spec), key=lambda window: window.start):
             plan_rollout(self.sigmas, window, spec.sampling.eta, self.mode)
         self.model = load_model(spec.model, ranks.device)
@@ -153,7 +150,13 @@ class Trainer:
         gate = None if self.gate else self.check_whole_replay(batch)
         updates = [self.update(batch, number) for number in range(self.spec.optimizer.updates_per_rollout)]
         self.iteration += 1
-        return self._report(batch, updates) | ({"replay_gate": gate} if gate else {})
+        rows = {name: round(count * self.ranks.count) for name, count in self.counter.take().items()}
+        return {
+            "iteration": self.iteration,
+            **iteration_numbers(batch, updates, self.objective.reported, self.ranks),
+            "rows": rows,
+            "seconds": {name: round(value, 3) for name, value in self.seconds.items()},
+        } | ({"replay_gate": gate} if gate else {})
 
     # ------------------------------------------------------------------ rollout
 
@@ -185,9 +188,10 @@ class Trainer:
             pictures = self.model.decode(trajectory.final)
         with self._phase("score"):
             scores = self._score(pictures, prompts)
-        weights = {reward.scorer: reward.weight for reward in spec.rewards}
-        advantages = combine_advantages({name: scores[name] for name in weights}, weights, clip=spec.optimizer.advantage_clip)
-        return Rollout(velocity, trajectory, prompts, pictures, scores, advantages)
+        everyone = {name: self.ranks.gather(values.to(self.ranks.device)).cpu() for name, values in scores.items()}
+        advantages = self.objective.advantages(everyone).of(self.share)
+        trained, steps = self.objective.trained(advantages), self.objective.steps(self.iteration)
+        return Rollout(velocity, trajectory, prompts, pictures, everyone, advantages, trained, steps)
 
     def _initial_noise(self, places: range) -> torch.Tensor:
         rows = 1 if self.spec.sampling.shared_noise else self.spec.group_size
@@ -218,41 +222,37 @@ class Trainer:
 
     # ------------------------------------------------------------------ update
 
-    def members(self, number: int) -> torch.Tensor:
-        """Rows of update ``number``: an equal part of every group."""
-        groups = self.share.stop - self.share.start
-        part = self.spec.group_size // self.spec.optimizer.updates_per_rollout
-        within = torch.arange(number * part, (number + 1) * part)
+    def members(self, batch: Rollout, number: int) -> torch.Tensor:
+        """Rows of update ``number``: an equal part of every group's trained members."""
+        groups, count = batch.trained.shape
+        part = count // self.spec.optimizer.updates_per_rollout
+        within = batch.trained[:, number * part : (number + 1) * part]
         return (torch.arange(groups)[:, None] * self.spec.group_size + within).flatten()
 
     def accumulate(self, batch: Rollout, members: torch.Tensor) -> dict[str, float]:
-        """Add the objective's gradient over ``members`` and all window steps; returns means over them and the replay gap."""
-        trajectory, size = batch.trajectory, len(batch.trajectory.means)
+        """Add the objective's gradient over ``members`` and the trained steps; returns means over them and the replay gap."""
+        trajectory, size = batch.trajectory, len(batch.steps)
         total = len(members) * self.ranks.count * size
         advantages = batch.advantages.values.flatten().to(trajectory.final)
-        sums = {"loss": 0.0, "ratio_deviation": 0.0, "clip_fraction": 0.0}
+        sums = dict.fromkeys(self.objective.reported, 0.0)
         gap = ReplayGap(0.0, 0.0)
-        for index in range(size):
+        for index in batch.steps:
             for part in self._calls(members):
+                base = self._base_velocity(batch, index, part)
                 with self._phase("training"):
-                    mean = self._replay(batch, index, part)
-                    log_prob = replay_log_prob(trajectory, index, part, mean)
-                    terms = clipped_objective(
-                        log_prob, trajectory.log_probs[index][part], advantages[part], self.spec.optimizer.clip_range
-                    )
+                    replay = self._replay(batch, index, part)
+                    terms = self.objective.of_rows(trajectory, index, part, advantages[part], replay, base)
                     # FSDP averages gradients over ranks, so every rank counts as if the others' share were its own
-                    (terms.loss.sum() * (self.ranks.count / total)).backward()
-                gap = gap.worst(replay_gap(trajectory, index, part, mean.detach()))
-                sums["loss"] += terms.loss.sum().item()
-                sums["ratio_deviation"] += (terms.ratio - 1).abs().sum().item()
-                sums["clip_fraction"] += terms.clipped.sum().item()
+                    (terms.loss * (self.ranks.count / total)).backward()
+                gap = gap.worst(replay_gap(trajectory, index, part, replay.mean.detach()))
+                sums = {name: value + terms.sums[name] for name, value in sums.items()}
         means = {name: value / (len(members) * size) for name, value in sums.items()}
         return means | {"mean_gap": gap.mean_gap, "log_prob_gap": gap.log_prob_gap}
 
     def update(self, batch: Rollout, number: int) -> dict[str, float]:
         """One optimiser step on the members of update ``number``."""
         self.optimizer.zero_grad()
-        numbers = self.accumulate(batch, self.members(number))
+        numbers = self.accumulate(batch, self.members(batch, number))
         if number == 0:
             self._enforce_replay(ReplayGap(numbers["mean_gap"], numbers["log_prob_gap"]))
         norm = gradient_norm(self.parameters.values(), self.spec.optimizer.max_grad_norm)
@@ -273,13 +273,20 @@ class Trainer:
         with torch.no_grad(), self._phase("replay"):
             for index in range(len(trajectory.means)):
                 for part in self._calls(everyone):
-                    gap = gap.worst(replay_gap(trajectory, index, part, self._replay(batch, index, part)))
+                    gap = gap.worst(replay_gap(trajectory, index, part, self._replay(batch, index, part).mean))
         self.gate = self._enforce_replay(gap)
         return self.gate
 
-    def _replay(self, batch: Rollout, index: int, members: torch.Tensor) -> torch.Tensor:
+    def _replay(self, batch: Rollout, index: int, members: torch.Tensor) -> Replay:
         owners = batch.prompts[replay_groups(batch.trajectory, index, members)]
-        return replay_mean(batch.velocity.for_prompts(owners), batch.trajectory, index, members)
+        return replay_step(batch.velocity.for_prompts(owners), batch.trajectory, index, members)
+
+    def _base_velocity(self, batch: Rollout, index: int, members: torch.Tensor) -> torch.Tensor | None:
+        """What the model without its adapter says of the same rows, where the objective asks for it."""
+        if self.objective.kl is None:
+            return None
+        with torch.no_grad(), self._phase("reference"), adapter.switched_off(self.model.transformer):
+            return self._replay(batch, index, members).velocity
 
     def _calls(self, members: torch.Tensor) -> list[torch.Tensor]:
         """Members in parts of whole groups that fit one model call, so that a group's shared first step stays one row."""
@@ -289,10 +296,8 @@ class Trainer:
 
     def _enforce_replay(self, gap: ReplayGap) -> dict[str, float]:
         worst = self.ranks.largest({"mean_gap": gap.mean_gap, "log_prob_gap": gap.log_prob_gap})
-        check_replay(ReplayGap(**worst), arithmetic(self.spec.model), self.spec.optimizer.clip_range)
+        check_replay(ReplayGap(**worst), arithmetic(self.spec.model), self.objective.narrowest_clip)
         return worst
-
-    # ------------------------------------------------------------------ numbers
 
     @contextmanager
     def _phase(self, name: str):
@@ -300,37 +305,3 @@ class Trainer:
         with self.counter.phase(name):
             yield
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
-
-    def _report(self, batch: Rollout, updates: list[dict[str, Any]]) -> dict[str, Any]:
-        scores = {name: self.ranks.gather(values.to(self.ranks.device)).cpu() for name, values in batch.scores.items()}
-        dead = self.ranks.mean({"flat": batch.advantages.flat.float().mean().item()})["flat"]
-        means = {
-            name: sum(update[name] for update in updates) / len(updates)
-            for name in ("loss", "ratio_deviation", "clip_fraction", "gradient_norm")
-        }
-        gaps = {"mean_gap": updates[0]["mean_gap"], "log_prob_gap": updates[0]["log_prob_gap"]}
-        rows = {name: round(count * self.ranks.count) for name, count in self.counter.take().items()}
-        window = batch.trajectory.window
-        return {
-            "iteration": self.iteration,
-            "scores": {name: _summary(values) for name, values in scores.items()},
-            "dead_groups": dead,
-            "failed": int(sum((~values.isfinite()).sum() for values in scores.values())),
-            "window": [window.start, window.size],
-            **self.ranks.mean(means),
-            "replay": self.ranks.largest(gaps),
-            "rows": rows,
-            "seconds": {name: round(value, 3) for name, value in self.seconds.items()},
-            "adapter_hash": updates[-1]["adapter_hash"],
-        }
-
-
-def _summary(scores: torch.Tensor) -> dict[str, float | None]:
-    """Mean over all, and the mean standard deviation within a group, of the scores that exist; (P, G)."""
-    groups = [group[group.isfinite()] for group in scores]
-    spread = [group.std().item() for group in groups if len(group) > 1]
-    valid = torch.cat(groups)
-    return {
-        "mean": valid.mean().item() if len(valid) else None,
-        "group_std": sum(spread) / len(spread) if spread else None,
-    }

@@ -17,6 +17,7 @@ from mixgrpo.backend.flow.objective import (
     replay_groups,
     replay_log_prob,
     replay_mean,
+    replay_step,
 )
 from mixgrpo.backend.flow.rollout import rollout
 from mixgrpo.backend.flow.sigmas import shifted_sigmas
@@ -249,3 +250,15 @@ def test_the_worst_of_two_gaps_keeps_nan():
         ReplayGap(1.0, 0.0).worst(ReplayGap(float("nan"), 0.0)),
     ):
         assert worst.mean_gap != worst.mean_gap
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_every_member_has_the_velocity_of_its_row(shared):
+    flow = Flow()
+    t = sample(flow, shared=shared)
+    members = torch.tensor([11, 1, 0, 8, 9])
+    for index in range(3):
+        step = replay_step(flow.of(replay_groups(t, index, members)), t, index, members)
+        x = t.states[index][members // GROUP_SIZE if shared and index == 0 else members]
+        torch.testing.assert_close(step.velocity, flow(x, t.sigma(index), members // GROUP_SIZE), rtol=0, atol=1e-12)
+        torch.testing.assert_close(step.mean, t.means[index][members], rtol=0, atol=1e-12)

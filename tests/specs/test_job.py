@@ -38,6 +38,8 @@ WHOLE_NUMBERS = {
     "prompts_per_iteration": (1, 999_999),
     "lora.rank": (1, 1024),
     "optimizer.updates_per_rollout": (1, 999_999),
+    "advantage.best_and_worst": (2, 4096),
+    "objective.trained_steps": (1, 999_999),
     "iterations": (1, 999_999),
     "checkpoint_every": (1, 999_999),
     "keep_checkpoints": (1, 999_999),
@@ -74,7 +76,19 @@ REFUSED = [
     ("optimizer.max_grad_norm", 0, "must be above 0"),
     ("optimizer.clip_range", 0, "must be above 0"),
     ("optimizer.clip_range", 1, "must be below 1"),
+    ("optimizer.clip_range_high", 0, "must be above 0"),
+    ("optimizer.clip_range_high", 1, "must be below 1"),
     ("optimizer.advantage_clip", 0, "must be above 0"),
+    ("advantage.mixing", "sum", "must be 'advantage', 'reward' or 'gdpo'"),
+    ("advantage.std", "batch", "must be 'group' or 'global'"),
+    ("advantage.std_floor", 0, "must be above 0"),
+    ("advantage.trim", 1, "must be below 1"),
+    ("advantage.trim", -0.1, "must be at least 0"),
+    ("objective.step_weights", "guard", "must be 'equal' or 'inverse_dt'"),
+    ("objective.kl", {}, "is required"),
+    ("objective.kl", 0.04, "must be a mapping of fields"),
+    ("objective.kl", {"weight": 0}, "must be above 0"),
+    ("objective.kl", {"weight": 1, "space": "pixels"}, "must be 'velocity', 'mean', 'mean_rate' or 'mean_square'"),
     ("sampling.window", {"policy": "random", "stride": 2}, "the window policy random does not use stride; it uses first, last"),
     ("sampling.window", {"policy": "list"}, "the window policy list needs starts, for example"),
     ("sampling.window.policy", "wander", "must be 'frozen', 'progressive', 'decay', 'exp_decay', 'random' or 'list'"),
@@ -104,8 +118,10 @@ def test_a_value_outside_its_range_is_refused_with_field_and_range(path, value, 
     with pytest.raises(SpecError) as refused:
         parse_job(job(path, value))
     sentence = str(refused.value)
-    assert sentence.startswith(f"{path}: {allowed}") and "\n" not in sentence
-    assert sentence.count(f"{path}: ") == 1 and "; rewards:" not in sentence  # one fault, one clause
+    field = sentence.split(": ")[0]
+    assert field == path or field.startswith(f"{path}.") and isinstance(value, dict)
+    assert sentence.startswith(f"{field}: {allowed}") and "\n" not in sentence
+    assert sentence.count(f"{field}: ") == 1 and "; rewards:" not in sentence  # one fault, one clause
 
 
 @pytest.mark.parametrize(
@@ -115,6 +131,14 @@ def test_a_value_outside_its_range_is_refused_with_field_and_range(path, value, 
         ("sampling.window.size", 25, "sampling: a window of 25 from step 0 does not fit 25 steps: start + size may be at most"),
         ("optimizer.updates_per_rollout", 5, "job: group_size 12 cannot be split into 5 equal updates; choose"),
         ("optimizer.updates_per_rollout", 24, "job: group_size 12 cannot be split into 24 equal updates; choose"),
+        ("advantage.mixing", "reward", "job: advantage.mixing reward mixes several rewards, and there is one; leave"),
+        ("advantage.mixing", "gdpo", "job: advantage.mixing gdpo mixes several rewards, and there is one; leave"),
+        ("advantage.trim", 0.08, "job: advantage.trim 0.08 leaves 0 of group_size 12 out of the statistics; choose"),
+        ("advantage.trim", 0.95, "job: advantage.trim 0.95 leaves 11 of group_size 12 out of the statistics; choose"),
+        ("advantage.best_and_worst", 3, "job: advantage.best_and_worst 3 must be even and less than group_size 12; leave"),
+        ("advantage.best_and_worst", 12, "job: advantage.best_and_worst 12 must be even and less than group_size 12; leave"),
+        ("advantage.best_and_worst", 6, "job: advantage.best_and_worst 6 cannot be split into 4 equal updates; choose"),
+        ("objective.trained_steps", 4, "job: objective.trained_steps 4 must be less than the window's 4 steps; leave it out"),
         ("monitors", [{"scorer": "scene_accuracy"}], "job: scorer scene_accuracy is named twice; name each scorer once"),
     ],
 )
@@ -147,7 +171,10 @@ def test_a_job_is_a_mapping(fields):
         parse_job(fields)
 
 
-BOUND_TO_OTHERS = {"sampling.window.start", "sampling.window.size", "optimizer.updates_per_rollout"}
+BOUND_TO_OTHERS = {
+    "sampling.window.start", "sampling.window.size", "optimizer.updates_per_rollout", "advantage.best_and_worst",
+    "objective.trained_steps",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("path", sorted(WHOLE_NUMBERS.keys() - BOUND_TO_OTHERS))
@@ -186,6 +213,8 @@ def test_the_identity_is_of_what_determines_the_numbers():
         "monitors": [{"scorer": "held_out_judge"}],
         "lora": {"rank": 8},
         "optimizer": {"learning_rate": 1e-3},
+        "advantage": {"std": "global"},
+        "objective": {"kl": {"weight": 1e-3}},
         "seed": 1,
     }
     assert changed.keys() | free.keys() == TrainSpec.model_fields.keys()
@@ -207,6 +236,41 @@ def test_what_is_left_out_and_what_is_written_out_are_the_same_job():
     written = {"policy": "progressive", "size": 4, "start": 0, "stride": 0, "every": 25, "end": "hold"}
     assert parse_job(job("sampling.window", written)).identity() == parse_job(job("sampling.window", {})).identity()
     assert parse_job(job("lora.rank", 16)).identity() == parse_job(job()).identity()
+    kl = {"weight": 0.1, "space": "velocity"}
+    assert parse_job(job("objective.kl", kl)).identity() == parse_job(job("objective.kl.weight", 0.1)).identity()
+    for off in ("advantage.best_and_worst", "objective.kl", "objective.trained_steps", "optimizer.clip_range_high"):
+        assert parse_job(job(off, None)).identity() == parse_job(job()).identity()
+
+
+def test_a_clip_range_with_equal_ends_is_the_symmetric_one():
+    symmetric = parse_job(job("optimizer.clip_range", 1e-3))
+    assert parse_job(job("optimizer", {"clip_range": 1e-3, "clip_range_high": 1e-3})) == symmetric
+    assert parse_job(job("optimizer", {"clip_range": 1e-3, "clip_range_high": 2e-3})).identity() != symmetric.identity()
+
+
+def test_every_setting_of_the_objective_counts_for_the_identity():
+    two = job("rewards", [{"scorer": "scene_accuracy"}, {"scorer": "jpeg_compressibility"}])
+    changes = [
+        ("advantage", {"mixing": "reward"}), ("advantage", {"mixing": "gdpo"}), ("advantage", {"std": "global"}),
+        ("advantage", {"std_floor": 1e-3}), ("advantage", {"trim": 0.25}), ("advantage", {"best_and_worst": 4}),
+        ("objective", {"step_weights": "inverse_dt"}), ("objective", {"trained_steps": 2}),
+        ("objective", {"kl": {"weight": 0.1}}), ("objective", {"kl": {"weight": 0.1, "space": "mean"}}),
+    ]  # fmt: skip
+    identities = {parse_job(two | {name: value}).identity() for name, value in changes}
+    assert len(identities | {parse_job(two).identity()}) == len(changes) + 1
+
+
+@pytest.mark.parametrize(
+    ("advantage", "sentence"),
+    [
+        ({"std": "global", "mixing": "gdpo"}, "advantage.std global does nothing under gdpo"),
+        ({"std": "global"}, "advantage.std global is the group's own with prompts_per_iteration 1"),
+    ],
+)
+def test_a_setting_that_would_do_nothing_is_refused(advantage, sentence):
+    two = job("rewards", [{"scorer": "scene_accuracy"}, {"scorer": "jpeg_compressibility"}]) | {"prompts_per_iteration": 1}
+    with pytest.raises(SpecError, match=f"^job: {sentence}"):
+        parse_job(two | {"advantage": advantage})
 
 
 def test_the_same_number_in_other_words_is_the_same_job():

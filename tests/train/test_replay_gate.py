@@ -45,7 +45,7 @@ def the_adapter(one, batch):
 def a_stored_state(one, batch):
     """Of a sample that is not among the first update's members: the gate looks at all of them."""
     states = [state.clone() for state in batch.trajectory.states]
-    assert 3 not in one.members(0)
+    assert 3 not in one.members(batch, 0)
     states[1][3] += 0.01
     return dataclasses.replace(batch, trajectory=dataclasses.replace(batch.trajectory, states=states))
 

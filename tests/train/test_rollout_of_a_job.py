@@ -82,5 +82,5 @@ def test_every_picture_is_scored_under_its_own_prompt(monkeypatch):
     ((images, prompts),) = seen
     assert prompts == [PROMPTS[row] for row in batch.prompts.tolist() for _ in range(3)]
     assert torch.equal(images, batch.pictures) and batch.pictures.shape == (6, 3, 64, 64)
-    assert batch.scores["recorder"].tolist() == [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
+    assert batch.everyone["recorder"].tolist() == [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
     assert batch.advantages.values.tolist() == [[-1.0, 0.0, 1.0], [-1.0, 0.0, 1.0]]  # the monitor has no say

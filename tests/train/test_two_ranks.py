@@ -39,12 +39,21 @@ def facts(out: Path, rank: int) -> dict:
 def test_the_reduced_gradient_is_that_of_one_rank(out, number):
     spec = job(**list(CASES.values())[number])
     two = load_tensors(out / f"gradient_{number}.safetensors")
-    one = first_gradient(spec, Ranks.join())
+    one, _ = first_gradient(spec, Ranks.join())
     assert two.keys() == one.keys()
     silent = [name for name, value in one.items() if value.norm() == 0]
     assert all("attn.add_q_proj" in name for name in silent) and len(silent) <= 2  # the last block drops its text's output
     together, alone = (torch.cat([tensors[name].flatten().double() for name in sorted(one)]) for tensors in (two, one))
     assert (together - alone).norm() / alone.norm() <= (1e-10 if spec.model.precision == "float64" else 1e-5)
+
+
+@pytest.mark.parametrize("number", range(len(CASES)), ids=list(CASES))
+def test_every_rank_makes_the_same_number_of_model_calls_whatever_is_dropped(out, number):
+    first, second = facts(out, 0)["rows"][number], facts(out, 1)["rows"][number]
+    assert first == second and all(first.values())
+    _, alone = first_gradient(job(**list(CASES.values())[number]), Ranks.join())
+    assert {name: 2 * count for name, count in first.items()} == alone
+    assert ("reference" in first) == ("objective" in list(CASES.values())[number])
 
 
 def test_parameters_are_sharded_and_equal_on_all_ranks_after_every_update(out):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,23 @@ CASES: dict[str, dict[str, Any]] = {
     | {"model": {"precision": "float64"}, "sampling": {"guidance": 2.0}, "lora": {"rank": 3, "targets": "attention+mlp"}}
     | {"rows_per_call": 2},
 }
+CASES["float64, all of the objective"] = {
+    "model": {"precision": "float64"},
+    "sampling": {"steps": 6, "window": {"start": 1, "size": 3}},
+    "group_size": 6,
+    "prompts_per_iteration": 4,
+    "optimizer": {"updates_per_rollout": 2, "clip_range_high": 3e-4},
+    "advantage": {"std": "global", "trim": 0.2, "best_and_worst": 4},
+    "objective": {"kl": {"weight": 0.5, "space": "mean"}, "step_weights": "inverse_dt", "trained_steps": 2},
+}
+CASES["float64, GDPO"] = {
+    "model": {"precision": "float64"},
+    "group_size": 4,
+    "prompts_per_iteration": 4,
+    "rewards": [{"scorer": "jpeg_compressibility"}, {"scorer": "scene_accuracy", "options": {"partial": True}}],
+    "advantage": {"mixing": "gdpo", "best_and_worst": 2},
+    "objective": {"kl": {"weight": 0.1}},
+}
 STRAIGHT: dict[str, Any] = _TWO_GROUPS | {"iterations": 2, "seed": 5}
 
 
@@ -42,17 +60,36 @@ def trained_before(spec: TrainSpec) -> Checkpoint:
     return Checkpoint(2, tensors, {}, {})
 
 
-def first_gradient(spec: TrainSpec, ranks: Ranks) -> dict[str, torch.Tensor]:
-    """The adapter's whole gradient before the first update of a continued run."""
+def with_failures(trainer: Trainer) -> Trainer:
+    """Its rewards fail for the third group of an iteration and for some of others: not for the same number on two ranks."""
+    score = trainer._score
+
+    def failing(pictures: torch.Tensor, prompts: torch.Tensor) -> dict[str, torch.Tensor]:
+        scores = score(pictures, prompts)
+        for values in scores.values():
+            for place, members in {2: slice(None), 3: slice(1, 3), 0: slice(2, 3)}.items():
+                if trainer.share.start <= place < trainer.share.stop:
+                    values[place - trainer.share.start, members] = math.nan
+        return scores
+
+    trainer._score = failing
+    return trainer
+
+
+def first_gradient(spec: TrainSpec, ranks: Ranks) -> tuple[dict[str, torch.Tensor], dict[str, int]]:
+    """The adapter's whole gradient before the first update of a continued run, and this rank's model rows until then."""
     trainer = Trainer(spec, ranks, trained_before(spec))
-    trainer.accumulate(trainer.collect(), trainer.members(0))
-    return {name: full(parameter.grad).clone() for name, parameter in trainer.parameters.items()}
+    batch = (with_failures(trainer) if spec.prompts_per_iteration == 4 else trainer).collect()
+    trainer.accumulate(batch, trainer.members(batch, 0))
+    return {name: full(parameter.grad).clone() for name, parameter in trainer.parameters.items()}, trainer.counter.take()
 
 
 def main(out: Path) -> None:
     ranks = Ranks.join()
+    rows = []
     for number, changes in enumerate(CASES.values()):
-        gradient = first_gradient(job(**changes), ranks)
+        gradient, counted = first_gradient(job(**changes), ranks)
+        rows.append(counted)
         if ranks.first:
             save_tensors(out / f"gradient_{number}.safetensors", gradient)
 
@@ -78,6 +115,7 @@ def main(out: Path) -> None:
     except RankError as error:
         refusal = str(error)
     facts = {"hashes": hashes, "shards": shards, "refusal": refusal, "threads": torch.get_num_threads()}
+    facts["rows"] = rows
     facts["begun"] = adapter.adapter_hash(begun)
     (out / f"rank_{ranks.rank}.json").write_text(json.dumps(facts), encoding="utf-8")
     Ranks.leave()
