@@ -14,6 +14,7 @@ from ..files import load_json, sha256_of
 from ..specs import SpecError, TrainSpec
 from .ranks import Ranks
 from .run_folder import RunFolder
+from .sharing import share_of
 from .worker import train
 
 
@@ -39,7 +40,7 @@ def run_job(spec: TrainSpec, folder: Path, ranks: int = 1, start: Path | None = 
         start: the file that ``spec.lora.start_from`` names; a run that has it already needs none.
     """
     if ranks > 1:
-        Ranks(0, ranks, torch.device("cpu")).share(spec.prompts_per_iteration, "prompts per iteration")
+        share_of(spec, Ranks(0, ranks, torch.device("cpu")))
     if ranks > 1 or start is not None:
         _prepare(spec, folder, start)
     return _run_here(spec, folder) if ranks == 1 else _run_ranks(spec, folder, ranks)

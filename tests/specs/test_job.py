@@ -200,7 +200,7 @@ def test_the_identity_is_of_what_determines_the_numbers():
     """Every field of a job is in the identity, except how far, how often saved, how split into calls, and the name."""
     plain = parse_job(job())
     free = {"name": "other", "iterations": 7, "rows_per_call": 5}
-    free |= {"checkpoint_every": 3, "keep_checkpoints": 9, "keep_loras_every": 4}
+    free |= {"checkpoint_every": 3, "keep_checkpoints": 9, "keep_loras_every": 4, "groups_at_once": 3, "offload": True}
     assert parse_job(job() | free).identity() == plain.identity()
     changed = {
         "model": {"precision": "bfloat16"},
