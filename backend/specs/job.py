@@ -11,14 +11,14 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import Field, field_validator, model_validator
 
-from .base import Count, Digest, NotNegative, Option, Positive, Seed, Spec, SpecError, parse
+from .base import Count, Digest, Index, NotNegative, Option, Positive, Seed, Spec, SpecError, parse
 from .objective import AdvantageSpec, ObjectiveSpec
 from .presets import with_preset
 from .sampling import SamplingSpec
 
 _NO_NUMBERS = {
     "name", "iterations", "checkpoint_every", "keep_checkpoints", "keep_loras_every", "rows_per_call", "groups_at_once",
-    "offload",
+    "offload", "gradient_checkpointing",
 }  # fmt: skip
 _IDENTITY = 1
 
@@ -52,8 +52,20 @@ class LoraSpec(Spec):
     start_from: Digest = None
 
 
+class EmaSpec(Spec):
+    """A moving average of the adapter, taken after ``every`` updates; ``export``: do LoRA files hold it, or what is trained."""
+
+    decay: Annotated[float, Field(gt=0, lt=1)] = 0.9
+    every: Count = 8
+    export: Literal["ema", "raw"] = "ema"
+
+
 class OptimizerSpec(Spec):
-    """AdamW on the clipped objective. ``clip_range_high`` is the upper end of the clip range; left out, as the lower."""
+    """AdamW on the clipped objective. ``clip_range_high`` is the upper end of the clip range; left out, as the lower.
+
+    The learning rate rises over ``warmup`` updates and, with ``cosine``, falls to 0 at that update: a number of its own, since
+    ``iterations`` may be raised later. An iteration has ``updates_per_rollout`` updates.
+    """
 
     learning_rate: Positive = 3e-4
     weight_decay: NotNegative = 1e-4
@@ -62,6 +74,14 @@ class OptimizerSpec(Spec):
     clip_range_high: Annotated[float, Field(gt=0, lt=1)] | None = None
     advantage_clip: Positive = 5.0
     updates_per_rollout: Count = 4
+    warmup: Index = 0
+    cosine: Count | None = None
+
+    @model_validator(mode="after")
+    def _cosine_ends_after_the_warm_up(self) -> OptimizerSpec:
+        if self.cosine is not None and self.cosine <= self.warmup:
+            raise ValueError(f"cosine {self.cosine}, where the learning rate is 0, must be above warmup {self.warmup}")
+        return self
 
     @model_validator(mode="after")
     def _one_spelling_of_a_symmetric_range(self) -> OptimizerSpec:
@@ -88,6 +108,7 @@ class TrainSpec(Spec):
     monitors: tuple[RewardSpec, ...] = ()
     lora: LoraSpec = LoraSpec()
     optimizer: OptimizerSpec = OptimizerSpec()
+    ema: EmaSpec | None = None
     advantage: AdvantageSpec = AdvantageSpec()
     objective: ObjectiveSpec = ObjectiveSpec()
     seed: Seed = 0
@@ -98,6 +119,7 @@ class TrainSpec(Spec):
     rows_per_call: Count = 256
     groups_at_once: Count | None = None
     offload: bool = False
+    gradient_checkpointing: bool = False
 
     @field_validator("prompts")
     @classmethod

@@ -54,6 +54,7 @@ _FLOW_GRPO = {
     "optimizer": _OPTIMIZER | {"updates_per_rollout": 2},
     "advantage": {"std": "global"},
     "objective": {"kl": {"weight": 0.04, "space": "mean_rate"}},
+    "ema": {"decay": 0.9, "every": 8},
 }
 _DANCE_GRPO = {
     "sampling": {
@@ -109,7 +110,7 @@ PRESETS: dict[str, Preset] = {
     ),
     "flow-grpo": Preset(
         "10 stochastic steps, all of them trained but the last, a KL to the base",
-        "arXiv 2505.05470, SD3.5 medium; its EMA is left to the job",
+        "arXiv 2505.05470, SD3.5 medium",
         None,
         _FLOW_GRPO,
     ),

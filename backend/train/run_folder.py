@@ -45,6 +45,11 @@ class Checkpoint:
     adapter: dict[str, torch.Tensor]
     optimizer: dict[str, torch.Tensor]
     layout: dict[str, Any]
+    ema: dict[str, torch.Tensor] | None = None
+
+    def exported(self, weights: str) -> dict[str, torch.Tensor]:
+        """What a LoRA file is made of: the moving average for "ema", else the trained adapter."""
+        return self.adapter if weights == "raw" or self.ema is None else self.ema
 
 
 class RunFolder:
@@ -255,6 +260,7 @@ class RunFolder:
         """
         tensors = {f"adapter.{name}": value for name, value in checkpoint.adapter.items()}
         tensors |= {f"optimizer.{name}": value for name, value in checkpoint.optimizer.items()}
+        tensors |= {f"ema.{name}": value for name, value in (checkpoint.ema or {}).items()}
         file = self._checkpoint_file(checkpoint.iteration)
         save_tensors(file, tensors)
         facts = {
@@ -294,9 +300,9 @@ class RunFolder:
             )
         parts = {
             part: {name.removeprefix(f"{part}."): value for name, value in tensors.items() if name.startswith(f"{part}.")}
-            for part in ("adapter", "optimizer")
+            for part in ("adapter", "optimizer", "ema")
         }
-        return Checkpoint(facts["iteration"], parts["adapter"], parts["optimizer"], facts["layout"])
+        return Checkpoint(facts["iteration"], parts["adapter"], parts["optimizer"], facts["layout"], parts["ema"] or None)
 
     def _remove_checkpoints(self, keep: int) -> None:
         """Remove all but the newest, each one's marker first, and tensors whose marker a kill has prevented or removed."""

@@ -24,6 +24,7 @@ from ..models.families import arithmetic, load_model
 from ..rewards import HELD_OUT, make_scorer
 from ..specs import SamplingSpec, TrainSpec
 from . import adapter
+from .ema import Ema, learning_rate
 from .objective import Objective
 from .prompts import prompt_rows
 from .ranks import Ranks, gradient_norm
@@ -106,6 +107,8 @@ class Trainer:
         self.model.text_encoder = None  # every text is embedded; free its memory
 
         transformer = self.model.transformer
+        if spec.gradient_checkpointing:
+            transformer.enable_gradient_checkpointing()
         adapter.add_adapter(transformer, spec.lora, spec.seed)
         if begun is not None:
             adapter.load_adapter(transformer, begun)
@@ -115,6 +118,7 @@ class Trainer:
         self.optimizer = adapter.make_optimizer(self.parameters, spec.optimizer)
         if resume is not None:
             adapter.load_optimizer(self.optimizer, self.parameters, resume.optimizer)
+        self.ema = None if spec.ema is None else Ema(spec.ema, self.parameters, None if resume is None else resume.ema)
         self.counter = RowCounter(transformer)
         self.seconds: dict[str, float] = {}
         self.gate: dict[str, float] | None = None
@@ -127,6 +131,7 @@ class Trainer:
             adapter.adapter_tensors(self.model.transformer),
             adapter.optimizer_tensors(self.optimizer, self.parameters),
             self.layout,
+            None if self.ema is None else self.ema.whole(),
         )
 
     @property
@@ -282,7 +287,12 @@ class Trainer:
                 f"the gradient is not finite in iteration {self.iteration + 1}; lower the learning rate and continue from the "
                 "last checkpoint"
             )
+        count = self.iteration * self.spec.optimizer.updates_per_rollout + number
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(self.spec.optimizer, count)
         self.optimizer.step()
+        if self.ema is not None:
+            self.ema.after(count)
         digest = adapter.adapter_hash(adapter.adapter_tensors(self.model.transformer))
         self.ranks.require_equal(digest, "the adapter")
         return numbers | {"gradient_norm": norm, "adapter_hash": digest}

@@ -199,7 +199,7 @@ def test_a_job_is_frozen_and_survives_json():
 def test_the_identity_is_of_what_determines_the_numbers():
     """Every field of a job is in the identity, except how far, how often saved, how split into calls, and the name."""
     plain = parse_job(job())
-    free = {"name": "other", "iterations": 7, "rows_per_call": 5}
+    free = {"name": "other", "iterations": 7, "rows_per_call": 5, "gradient_checkpointing": True}
     free |= {"checkpoint_every": 3, "keep_checkpoints": 9, "keep_loras_every": 4, "groups_at_once": 3, "offload": True}
     assert parse_job(job() | free).identity() == plain.identity()
     changed = {
@@ -213,6 +213,7 @@ def test_the_identity_is_of_what_determines_the_numbers():
         "monitors": [{"scorer": "held_out_judge"}],
         "lora": {"rank": 8},
         "optimizer": {"learning_rate": 1e-3},
+        "ema": {"every": 2},
         "advantage": {"std": "global"},
         "objective": {"kl": {"weight": 1e-3}},
         "seed": 1,
@@ -322,7 +323,7 @@ def test_an_unreadable_job_file_is_refused_in_one_line(tmp_path, monkeypatch, na
     ("text", "key", "line", "before"),
     [
         ("seed: 1\nprompts: [a]\nseed: 2\n", "seed", 3, 1),
-        ("prompts: [a]\nlora:\n  rank: 4\n  # more\n  \"rank\": 8\n", "rank", 5, 3),
+        ('prompts: [a]\nlora:\n  rank: 4\n  # more\n  "rank": 8\n', "rank", 5, 3),
         ("rewards: [{scorer: x, weight: 1, weight: 2}]\n", "weight", 1, 1),
         ("seed: 1\n? seed\n: 1\n", "seed", 2, 1),
     ],

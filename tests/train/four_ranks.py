@@ -24,7 +24,7 @@ CASES: dict[str, dict[str, Any]] = {
     "one group over four ranks, own noise": _DOUBLE
     | {"group_size": 8, "sampling": {"shared_noise": False, "window": {"start": 1}}},
     "bfloat16": {"model": {"precision": "bfloat16"}, "prompts_per_iteration": 4},
-    "offloaded": _SPLIT | _DOUBLE | {"offload": True},
+    "offloaded, checkpointed": _SPLIT | _DOUBLE | {"offload": True, "gradient_checkpointing": True},
 }
 MISFITS: dict[str, dict[str, Any]] = {
     "4 ranks and 1 prompts per iteration split every group over 4 ranks, but 6 members of a group cannot": {"group_size": 6},

@@ -19,10 +19,11 @@ from mixgrpo.backend.train.trainer import Trainer
 from mixgrpo.backend.train.worker import train
 
 posix = pytest.mark.skipif(os.name != "posix", reason="SIGKILL is POSIX")
-# two updates, a window that moves, guidance: everything that a continuation could forget
+# two updates, a window that moves, guidance, a changing learning rate, an average: everything that a continuation could forget
 RICH = {
     "group_size": 4,
-    "optimizer": {"updates_per_rollout": 2, "learning_rate": 3e-3},
+    "optimizer": {"updates_per_rollout": 2, "learning_rate": 3e-3, "warmup": 3, "cosine": 40},
+    "ema": {"every": 3},
     "sampling": {"guidance": 1.5, "window": {"size": 1, "stride": 1, "every": 2}},
     "seed": 3,
 }
