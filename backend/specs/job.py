@@ -17,8 +17,8 @@ from .presets import with_preset
 from .sampling import SamplingSpec
 
 _NO_NUMBERS = {
-    "name", "iterations", "checkpoint_every", "keep_checkpoints", "keep_loras_every", "rows_per_call", "gradient_checkpointing",
-    "fixed_pictures",
+    "name", "iterations", "checkpoint_every", "keep_checkpoints", "keep_loras_every", "rows_per_call", "groups_at_once",
+    "offload", "gradient_checkpointing", "fixed_pictures",
 }  # fmt: skip
 _IDENTITY = 1
 
@@ -91,7 +91,11 @@ class OptimizerSpec(Spec):
 
 
 class TrainSpec(Spec):
-    """A whole job. ``iterations`` says how far to train: the same number again changes nothing, a larger one continues."""
+    """A whole job. ``iterations`` says how far to train: the same number again changes nothing, a larger one continues.
+
+    ``groups_at_once`` has a process draw so many groups, and score them while it draws the next; left out, all at once.
+    With ``offload`` several processes keep what they have of the weights in the computer's memory while it is not computed with.
+    """
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")] = "mixgrpo"
     model: ModelSpec = ModelSpec()
@@ -113,6 +117,8 @@ class TrainSpec(Spec):
     keep_checkpoints: Count = 2
     keep_loras_every: Count | None = None
     rows_per_call: Count = 256
+    groups_at_once: Count | None = None
+    offload: bool = False
     gradient_checkpointing: bool = False
     fixed_pictures: Annotated[int, Field(ge=0, le=64)] = 8
 

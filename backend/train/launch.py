@@ -14,6 +14,7 @@ from ..files import load_json, sha256_of
 from ..specs import SpecError, TrainSpec
 from .ranks import Ranks
 from .run_folder import RunFolder
+from .sharing import share_of
 from .worker import train
 
 
@@ -39,7 +40,7 @@ def run_job(spec: TrainSpec, folder: Path, ranks: int = 1, start: Path | None = 
         start: the file that ``spec.lora.start_from`` names; a run that has it already needs none.
     """
     if ranks > 1:
-        Ranks(0, ranks, torch.device("cpu")).share(spec.prompts_per_iteration, "prompts per iteration")
+        share_of(spec, Ranks(0, ranks, torch.device("cpu")))
     if ranks > 1 or start is not None:
         _prepare(spec, folder, start)
     return _run_here(spec, folder) if ranks == 1 else _run_ranks(spec, folder, ranks)
@@ -72,10 +73,13 @@ def _run_ranks(spec: TrainSpec, folder: Path, ranks: int) -> Path:
     worker = f"{__package__}.worker"
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "--max-restarts=0"]
     console.print(f"starting {ranks} processes")
-    ended = subprocess.run([sys.executable, *launcher, "-m", worker, str(run.path)], check=False)
-    if ended.returncode:
+    command = [sys.executable, *launcher, "-m", worker, str(run.path), "--supervised"]
+    # the ranks hold the other end of the pipe: whoever of this process and the launcher is killed, they pause and end
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
+        code = process.wait()
+    if code:
         raise LaunchError(
-            f"the {ranks} worker processes ended with code {ended.returncode}; the reason is printed above, checkpoints are in "
+            f"the {ranks} worker processes ended with code {code}; the reason is printed above, checkpoints are in "
             f"{run.path / 'checkpoints'}, and the same command continues from the last one"
         )
     return run.lora_file(load_json(run.path / "spec.json")["name"], spec.iterations)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from ..errors import MixGRPOError
@@ -22,16 +22,18 @@ class RankError(MixGRPOError):
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among all that train together. One process needs no launcher and no process group."""
+    """This process among all that train together, equally many on every machine. One process needs no launcher and no group."""
 
     rank: int
     count: int
     device: torch.device
+    machines: int = 1
 
     @classmethod
     def join(cls) -> Ranks:
         """Join the group that PyTorch's launcher started, or be the only process where there is none."""
         count = int(os.environ.get("WORLD_SIZE", "1"))
+        machines = count // int(os.environ.get("LOCAL_WORLD_SIZE", str(count)))
         cuda = torch.cuda.is_available()
         local = int(os.environ.get("LOCAL_RANK", "0"))
         device = torch.device("cuda", local) if cuda else torch.device("cpu")
@@ -43,8 +45,9 @@ class Ranks:
         if cuda:
             torch.cuda.set_device(device)
         if count > 1 and not dist.is_initialized():
-            dist.init_process_group("nccl" if cuda else "gloo")
-        return cls(int(os.environ.get("RANK", "0")), count, device)
+            # gloo besides, for what is offloaded
+            dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
+        return cls(int(os.environ.get("RANK", "0")), count, device, machines)
 
     @staticmethod
     def leave() -> None:
@@ -64,14 +67,30 @@ class Ranks:
         each = total // self.count
         return slice(self.rank * each, (self.rank + 1) * each)
 
-    def shard(self, transformer: nn.Module) -> None:
-        """FSDP2: shard every transformer block, then the rest. One rank stays unsharded."""
+    @property
+    def mesh(self) -> DeviceMesh:
+        """One axis to shard over; with several machines of several processes, two: replicas, and shards within a machine."""
+        each = self.count // self.machines
+        if self.machines == 1 or each == 1:
+            return init_device_mesh(self.device.type, (self.count,), mesh_dim_names=("shard",))
+        return init_device_mesh(self.device.type, (self.machines, each), mesh_dim_names=("replicate", "shard"))
+
+    def shard(self, transformer: nn.Module, compute: torch.dtype | None = None, offload: bool = False) -> None:
+        """FSDP2: shard every transformer block, then the rest. One rank stays unsharded.
+
+        Args:
+            compute: what the shards, which keep their dtype, are gathered in; None: as they are. Gradients are summed in float32.
+            offload: keep the shards, their gradients and the optimiser's state in the computer's memory.
+        """
         if self.count == 1:
             return
-        mesh = init_device_mesh(self.device.type, (self.count,))
-        for block in transformer.transformer_blocks:
-            fully_shard(block, mesh=mesh)
-        fully_shard(transformer, mesh=mesh)
+        reduced = torch.float32 if compute else None
+        # the inputs are autocast's business, as they are without ranks
+        precision = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduced, cast_forward_inputs=False)
+        policy = CPUOffloadPolicy(pin_memory=self.device.type == "cuda") if offload else OffloadPolicy()
+        mesh = self.mesh
+        for part in (*transformer.transformer_blocks, transformer):
+            fully_shard(part, mesh=mesh, mp_policy=precision, offload_policy=policy)
 
     def mean(self, values: Mapping[str, float]) -> dict[str, float]:
         """The mean of every number over the ranks."""
@@ -120,7 +139,7 @@ def full(tensor: torch.Tensor) -> torch.Tensor:
 def like(whole: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
     """A whole tensor laid out as ``parameter`` is: this rank's shard of it, or the tensor itself."""
     if isinstance(parameter, DTensor) and whole.shape == parameter.shape:
-        return distribute_tensor(whole.to(parameter.device), parameter.device_mesh, parameter.placements)
+        return distribute_tensor(whole, parameter.device_mesh, parameter.placements).to(parameter.device)
     return whole.clone()
 
 

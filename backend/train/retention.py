@@ -7,9 +7,7 @@ MOST = 32
 _NEWEST = 2  # whoever has just been told of the newest has until the next but one to fetch it
 
 
-def kept_loras(
-    loras: set[int], best: int | None, wanted: set[int], checkpoint_every: int, keep_every: int | None
-) -> set[int]:
+def kept_loras(loras: set[int], best: int | None, wanted: set[int], checkpoint_every: int, keep_every: int | None) -> set[int]:
     """The iterations whose LoRAs stay: the newest two, the best, all ``wanted``, and every k-th.
 
     Every k-th is the first LoRA at or after each multiple of k, so that k need not be a multiple of ``checkpoint_every``. The

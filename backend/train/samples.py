@@ -42,7 +42,7 @@ class SampleSheets:
 
     def _sheet(self, batch: Rollout) -> Image:
         """The first members of the first groups, one row a prompt, every picture with its mixed advantage."""
-        size, rows = self._spec.group_size, min(_GROUPS, len(batch.prompts))
+        size, rows = len(batch.pictures) // len(batch.prompts), min(_GROUPS, len(batch.prompts))
         columns = min(_MEMBERS, size)
         pictures = batch.pictures.unflatten(0, (-1, size))[:rows, :columns].flatten(0, 1)
         labels = [f"{value:+.2f}" for value in batch.advantages.values[:rows, :columns].flatten().tolist()]

@@ -30,6 +30,8 @@ from .prompts import prompt_rows
 from .ranks import Ranks, gradient_norm
 from .report import iteration_numbers
 from .run_folder import Checkpoint
+from .scoring import Scores, Scoring
+from .sharing import by_group, in_parts, joined, share_of, with_others
 
 
 class TrainingError(MixGRPOError):
@@ -60,7 +62,7 @@ class Rollout:
     velocity: GuidedVelocity
     trajectory: Trajectory
     prompts: torch.Tensor  # (P,) rows into the job's prompts
-    pictures: torch.Tensor  # (P G, 3, H, W)
+    pictures: torch.Tensor  # (P G, 3, H, W); of a split group, this rank's members only
     everyone: dict[str, torch.Tensor]  # the scores of all ranks' groups, rewards and monitors
     advantages: Advantages  # (P, G)
     trained: torch.Tensor  # (P, n), the places in their group of those who are trained
@@ -81,7 +83,8 @@ class Trainer:
                 fit; before any training.
         """
         self.spec, self.ranks = spec, ranks
-        self.share = ranks.share(spec.prompts_per_iteration, "prompts per iteration")
+        self.part = share_of(spec, ranks)
+        self.share = self.part.groups
         held_out = [reward.scorer for reward in spec.rewards if reward.scorer in HELD_OUT]
         if held_out:
             raise TrainingError(f"{held_out[0]} is held out: it may only be watched; list it under monitors, not under rewards")
@@ -111,7 +114,7 @@ class Trainer:
         if begun is not None:
             adapter.load_adapter(transformer, begun)
         self.iteration = 0 if resume is None else resume.iteration
-        ranks.shard(transformer)
+        ranks.shard(transformer, self.model.autocast, spec.offload)
         self.parameters = adapter.adapter_parameters(transformer)
         self.optimizer = adapter.make_optimizer(self.parameters, spec.optimizer)
         if resume is not None:
@@ -141,6 +144,7 @@ class Trainer:
             "device": self.ranks.device.type,
             "rows_per_call": self.spec.rows_per_call,
             "torch": torch.__version__,
+            **({"groups_at_once": self.spec.groups_at_once} if self.spec.groups_at_once else {}),
         }
 
     def window(self) -> Window:
@@ -168,12 +172,32 @@ class Trainer:
     # ------------------------------------------------------------------ rollout
 
     def collect(self) -> Rollout:
-        """Draw this rank's groups, decode them, score them."""
-        spec, sampling = self.spec, self.spec.sampling
+        """Draw this rank's groups, decode them, score them; while some are scored, the next are drawn."""
+        spec = self.spec
         places = range(self.iteration * spec.prompts_per_iteration, (self.iteration + 1) * spec.prompts_per_iteration)[self.share]
         everyone = prompt_rows(spec.seed, self.iteration, len(spec.prompts), spec.prompts_per_iteration)
         prompts = torch.tensor(everyone[self.share])
-        velocity = GuidedVelocity(self.model, self.conditions, self.negative, sampling.guidance, spec.rows_per_call)
+        velocity = GuidedVelocity(self.model, self.conditions, self.negative, spec.sampling.guidance, spec.rows_per_call)
+        trajectories, pictures = [], []
+        with Scoring(self._score) as scoring:
+            for part in in_parts(len(prompts), spec.groups_at_once):
+                trajectories.append(self._draw(velocity, prompts[part], places[part]))
+                with self._phase("decode"):
+                    pictures.append(self.model.decode(trajectories[-1].final))
+                scoring.add(pictures[-1], prompts[part])
+            with self._phase("score"):  # what is left to wait for
+                scores = scoring.scores()
+        self._require_scores(scores)
+        trajectory = with_others(joined(trajectories), self.part, self.ranks)
+        together = {
+            name: by_group(values.to(self.ranks.device), self.part, self.ranks.gather).cpu() for name, values in scores.items()
+        }
+        advantages = self.objective.advantages(together).of(self.share)
+        trained, steps = self.objective.trained(advantages), self.objective.steps(self.iteration)
+        return Rollout(velocity, trajectory, prompts, torch.cat(pictures), together, advantages, trained, steps)
+
+    def _draw(self, velocity: GuidedVelocity, prompts: torch.Tensor, places: range) -> Trajectory:
+        sampling, members = self.spec.sampling, self.part.members(self.spec.group_size)
         with self._phase("rollout"):
             trajectory = rollout(
                 lambda x, sigma: velocity(x, sigma, prompts.repeat_interleave(len(x) // len(prompts))),
@@ -182,7 +206,7 @@ class Trainer:
                 self.window(),
                 sampling.eta,
                 lambda step: self._step_noise(places, step),
-                spec.group_size,
+                members.stop - members.start,
                 shared=sampling.shared_noise,
                 mode=self.mode,
             )
@@ -191,49 +215,46 @@ class Trainer:
                 f"the model returned NaN or infinity in iteration {self.iteration + 1}; lower the learning rate or the guidance "
                 "and continue from the last checkpoint"
             )
-        with self._phase("decode"):
-            pictures = self.model.decode(trajectory.final)
-        with self._phase("score"):
-            scores = self._score(pictures, prompts)
-        everyone = {name: self.ranks.gather(values.to(self.ranks.device)).cpu() for name, values in scores.items()}
-        advantages = self.objective.advantages(everyone).of(self.share)
-        trained, steps = self.objective.trained(advantages), self.objective.steps(self.iteration)
-        return Rollout(velocity, trajectory, prompts, pictures, everyone, advantages, trained, steps)
+        return trajectory
 
     def _initial_noise(self, places: range) -> torch.Tensor:
         rows = 1 if self.spec.sampling.shared_noise else self.spec.group_size
+        own = slice(0, 1) if rows == 1 else self.part.members(rows)
         noise = [
-            initial_noise(derive_seed(self.spec.seed, "initial noise", place), (rows, *self.latent_shape)) for place in places
+            initial_noise(derive_seed(self.spec.seed, "initial noise", place), (rows, *self.latent_shape))[own]
+            for place in places
         ]
         return self._to_model(torch.cat(noise))
 
     def _step_noise(self, places: range, step: int) -> torch.Tensor:
         size = self.spec.group_size
-        samples = [place * size + member for place in places for member in range(size)]
+        samples = [place * size + member for place in places for member in range(size)[self.part.members(size)]]
         return self._to_model(step_noise(self.spec.seed, samples, step, self.latent_shape))
 
     def _to_model(self, noise: torch.Tensor) -> torch.Tensor:
         dtype = torch.float64 if arithmetic(self.spec.model) == torch.float64 else torch.float32
         return noise.to(self.ranks.device, dtype)
 
-    def _score(self, pictures: torch.Tensor, prompts: torch.Tensor) -> dict[str, torch.Tensor]:
-        texts = [self.spec.prompts[row] for row in prompts.tolist() for _ in range(self.spec.group_size)]
-        scores = {name: scorer.score(pictures, texts).view(len(prompts), -1) for name, scorer in self.scorers.items()}
+    def _score(self, pictures: torch.Tensor, prompts: torch.Tensor) -> Scores:
+        each = len(pictures) // len(prompts)
+        texts = [self.spec.prompts[row] for row in prompts.tolist() for _ in range(each)]
+        return {name: scorer.score(pictures, texts).view(len(prompts), -1) for name, scorer in self.scorers.items()}
+
+    def _require_scores(self, scores: Scores) -> None:
         scored = {reward.scorer: float(scores[reward.scorer].isfinite().any()) for reward in self.spec.rewards}
         for name, any_scored in self.ranks.largest(scored).items():
             if not any_scored:
                 raise TrainingError(
                     f"{name} could score no picture of iteration {self.iteration + 1}; there is nothing to learn from"
                 )
-        return scores
 
     # ------------------------------------------------------------------ update
 
     def members(self, batch: Rollout, number: int) -> torch.Tensor:
-        """Rows of update ``number``: an equal part of every group's trained members."""
+        """Rows of update ``number``: an equal part of every group's trained members, of a split group this rank's."""
         groups, count = batch.trained.shape
         part = count // self.spec.optimizer.updates_per_rollout
-        within = batch.trained[:, number * part : (number + 1) * part]
+        within = batch.trained[:, number * part : (number + 1) * part][:, self.part.members(part)]
         return (torch.arange(groups)[:, None] * self.spec.group_size + within).flatten()
 
     def accumulate(self, batch: Rollout, members: torch.Tensor) -> dict[str, float]:
@@ -282,7 +303,7 @@ class Trainer:
     def check_whole_replay(self, batch: Rollout) -> dict[str, float]:
         """The replay gate over every stored step and sample, before the first update of this process."""
         trajectory, gap = batch.trajectory, ReplayGap(0.0, 0.0)
-        everyone = torch.arange(len(trajectory.final))
+        everyone = self.part.rows(trajectory.groups, trajectory.group_size)
         with torch.no_grad(), self._phase("replay"):
             for index in range(len(trajectory.means)):
                 for part in self._calls(everyone):

@@ -43,9 +43,7 @@ class Stopped(MixGRPOError):
         self.request = request
 
 
-def train(
-    folder: Path, spec: TrainSpec, report: Report = lambda numbers, left: None, asked: Asked | None = None
-) -> Path:
+def train(folder: Path, spec: TrainSpec, report: Report = lambda numbers, left: None, asked: Asked | None = None) -> Path:
     """Train the job to its last iteration, continuing from the newest checkpoint, and return the LoRA's path.
 
     A run that has already come so far is not trained further; its finished LoRA is returned.

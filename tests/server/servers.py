@@ -108,7 +108,13 @@ class Server:
 
     def workers(self) -> list[psutil.Process]:
         """The worker processes that this server has started."""
-        return [child for child in psutil.Process(self.process.pid).children() if "worker" in child.cmdline()]
+        found = []
+        for child in psutil.Process(self.process.pid).children():
+            try:
+                found += [child] if "worker" in child.cmdline() else []
+            except psutil.NoSuchProcess:  # it has just ended
+                continue
+        return found
 
     def kill(self) -> None:
         """End the server as a power cut would."""

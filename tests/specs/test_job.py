@@ -200,7 +200,8 @@ def test_the_identity_is_of_what_determines_the_numbers():
     """Every field of a job is in the identity, except how far, how often saved and shown, how split into calls, and the name."""
     plain = parse_job(job())
     free = {"name": "other", "iterations": 7, "rows_per_call": 5, "gradient_checkpointing": True}
-    free |= {"checkpoint_every": 3, "keep_checkpoints": 9, "keep_loras_every": 4, "fixed_pictures": 0}
+    free |= {"checkpoint_every": 3, "keep_checkpoints": 9, "keep_loras_every": 4, "groups_at_once": 3, "offload": True}
+    free |= {"fixed_pictures": 0}
     assert parse_job(job() | free).identity() == plain.identity()
     changed = {
         "model": {"precision": "bfloat16"},
@@ -323,7 +324,7 @@ def test_an_unreadable_job_file_is_refused_in_one_line(tmp_path, monkeypatch, na
     ("text", "key", "line", "before"),
     [
         ("seed: 1\nprompts: [a]\nseed: 2\n", "seed", 3, 1),
-        ("prompts: [a]\nlora:\n  rank: 4\n  # more\n  \"rank\": 8\n", "rank", 5, 3),
+        ('prompts: [a]\nlora:\n  rank: 4\n  # more\n  "rank": 8\n', "rank", 5, 3),
         ("rewards: [{scorer: x, weight: 1, weight: 2}]\n", "weight", 1, 1),
         ("seed: 1\n? seed\n: 1\n", "seed", 2, 1),
     ],

@@ -1,8 +1,10 @@
 """Two ranks under PyTorch's launcher, over gloo, against one rank without any."""
 
 import json
+import os
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from two_ranks import CASES, STRAIGHT, first_gradient
 from mixgrpo.backend.files import load_tensors
 from mixgrpo.backend.models.lora_export import load_lora
 from mixgrpo.backend.starter.load import load_starter
+from mixgrpo.backend.train import launch
 from mixgrpo.backend.train.adapter import adapter_hash
 from mixgrpo.backend.train.launch import LaunchError, run_job, starting_from
 from mixgrpo.backend.train.ranks import RankError, Ranks
@@ -122,8 +125,16 @@ def test_two_launched_ranks_continue_what_one_began_and_say_so(tmp_path, monkeyp
     assert folder.iterations()[-1]["gradient_norm"] == pytest.approx(alone[-1]["gradient_norm"], rel=1e-2)
 
 
+def _failing_python(folder: Path) -> str:
+    python = folder / "python"
+    python.write_text("#!/bin/sh\nexit 3\n")
+    python.chmod(0o700)
+    return str(python)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="a shell script")
 def test_a_failure_of_the_processes_is_reported(tmp_path, monkeypatch):
-    monkeypatch.setattr(subprocess, "run", lambda command, check: subprocess.CompletedProcess(command, 3))
+    monkeypatch.setattr(launch, "sys", SimpleNamespace(executable=_failing_python(tmp_path)))
     with pytest.raises(LaunchError, match="the 2 worker processes ended with code 3; .* the same command continues"):
         run_job(job(prompts_per_iteration=2), tmp_path, ranks=2)
     RunFolder(tmp_path).lock()  # nobody holds the run any more
