@@ -154,6 +154,17 @@ class TrainSpec(Spec):
         return self
 
     @model_validator(mode="after")
+    def _the_learning_rate_lasts(self) -> TrainSpec:
+        each, end = self.optimizer.updates_per_rollout, self.optimizer.cosine
+        if end is not None and (self.iterations - 1) * each >= end:
+            raise ValueError(
+                f"optimizer.cosine {end}: the learning rate is 0 from update {end} on, and {self.iterations} iterations of "
+                f"{each} updates go on after it; train at most {-(-end // each)} iterations, or set cosine to "
+                f"{self.iterations * each}"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _scorers_are_named_once(self) -> TrainSpec:
         names = [reward.scorer for reward in (*self.rewards, *self.monitors)]
         twice = sorted({name for name in names if names.count(name) > 1})

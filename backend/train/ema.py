@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 
@@ -59,6 +60,21 @@ class Ema:
         decay = ema_decay(self._spec, number - 1)
         for name, parameter in self._parameters.items():
             self.tensors[name].mul_(decay).add_(parameter.detach(), alpha=1 - decay)
+
+    @contextmanager
+    def swapped_in(self) -> Iterator[None]:
+        """Within the block the model draws with the average; afterwards its parameters are what they were, bit for bit."""
+        trained = {name: value.detach().clone() for name, value in self._parameters.items()}
+        self._fill(self.tensors)
+        try:
+            yield
+        finally:
+            self._fill(trained)
+
+    @torch.no_grad()
+    def _fill(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        for name, parameter in self._parameters.items():
+            parameter.copy_(tensors[name])
 
     def whole(self) -> dict[str, torch.Tensor]:
         """Whole tensors on the CPU (a collective call when sharded)."""

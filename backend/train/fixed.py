@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -46,7 +47,8 @@ class FixedPictures:
         velocity = GuidedVelocity(one.model, one.conditions, one.negative, spec.sampling.guidance, spec.rows_per_call)
         rows = torch.tensor(self._rows).repeat_interleave(self._seeds)
         seeds = list(range(self._seeds)) * len(self._rows)
-        with one.counter.phase("fixed"):
+        exported = nullcontext() if one.ema is None or spec.ema.export == "raw" else one.ema.swapped_in()
+        with one.counter.phase("fixed"), exported:
             pictures = draw_rows(one.model, velocity, rows, seeds, spec.sampling, len(seeds))
         one.counter.rows.pop("fixed")  # they belong to no iteration
         if one.ranks.first:

@@ -1,4 +1,4 @@
-"""The moving average and the learning rate: their formulas, what is exported, and that ranks agree."""
+"""The moving average and the learning rate: their formulas, and what is exported."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from training_jobs import job, run, trainer
 
 from mixgrpo.backend.files import load_metadata, load_tensors
 from mixgrpo.backend.specs import EmaSpec, SpecError
-from mixgrpo.backend.train.adapter import adapter_hash
+from mixgrpo.backend.train.adapter import adapter_hash, adapter_tensors
 from mixgrpo.backend.train.ema import Ema, ema_decay, learning_rate
 from mixgrpo.backend.train.run_folder import RunFolder
 
@@ -27,6 +27,12 @@ def test_the_learning_rate_rises_and_falls_as_written():
     assert found == pytest.approx([1.0, 2.0, 2.0, 1 + math.cos(math.pi / 4), 1.0, 1 - math.cos(math.pi / 4), 0, 0, 0], abs=1e-12)
     with pytest.raises(SpecError, match="cosine 4, where the learning rate is 0, must be above warmup 4"):
         rates(1, warmup=4, cosine=4)
+
+
+def test_a_job_does_not_go_on_at_a_rate_of_nothing():
+    assert job(iterations=10, optimizer={"updates_per_rollout": 2, "cosine": 20}, group_size=4).optimizer.cosine == 20
+    with pytest.raises(SpecError, match="0 from update 18 on, and 10 iterations of 2 updates go on after it; train at most 9 it"):
+        job(iterations=10, optimizer={"updates_per_rollout": 2, "cosine": 18}, group_size=4)
 
 
 def test_the_optimiser_steps_at_that_rate():
@@ -73,6 +79,15 @@ def test_the_lora_is_what_the_job_says_and_says_so(tmp_path, export):
     assert any(torch.equal(up, value) for value in parts[export].values())
     other = parts["raw" if export == "ema" else "ema"]
     assert not any(torch.equal(up, value) for value in other.values())
+
+
+def test_swapped_in_it_is_what_draws_and_leaves_no_trace():
+    one = trainer(ema={"every": 1}, optimizer={"learning_rate": 1e-2})
+    one.train_iteration()
+    before = adapter_hash(adapter_tensors(one.model.transformer))
+    with one.ema.swapped_in():
+        assert adapter_hash(adapter_tensors(one.model.transformer)) == adapter_hash(one.ema.whole()) != before
+    assert adapter_hash(adapter_tensors(one.model.transformer)) == before
 
 
 def test_an_average_changes_no_other_number(tmp_path):

@@ -136,11 +136,11 @@ def sheet(pictures, seeds, prompts):
     return contact_sheet(pictures, seeds, [f"seed {seed}" for seed in range(seeds)] * len(prompts), prompts)
 
 
-def test_they_are_what_sampling_draws_with_the_lora_of_the_iteration(tmp_path):
-    """The beginning is the base model's; a checkpoint's pictures are its LoRA's."""
-    spec = job(
-        iterations=3, checkpoint_every=2, sampling={"guidance": 2.0}, optimizer={"learning_rate": 0.02}, fixed_pictures=6
-    )
+@pytest.mark.parametrize("ema", [None, {"every": 1}])
+def test_they_are_what_sampling_draws_with_the_lora_of_the_iteration(tmp_path, ema):
+    """The beginning is the base model's; a checkpoint's pictures are its LoRA's, of the average where that is exported."""
+    optimizer = {"learning_rate": 0.02 if ema is None else 0.05}
+    spec = job(iterations=3, checkpoint_every=2, sampling={"guidance": 2.0}, optimizer=optimizer, fixed_pictures=6, ema=ema)
     run(tmp_path, spec)
     assert fixed(tmp_path) == [0, 2, 3]
     seen = []
