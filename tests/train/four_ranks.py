@@ -24,7 +24,9 @@ CASES: dict[str, dict[str, Any]] = {
     "one group over four ranks, own noise": _DOUBLE
     | {"group_size": 8, "sampling": {"shared_noise": False, "window": {"start": 1}}},
     "bfloat16": {"model": {"precision": "bfloat16"}, "prompts_per_iteration": 4},
-    "offloaded, checkpointed": _SPLIT | _DOUBLE | {"offload": True, "gradient_checkpointing": True},
+    "offloaded, checkpointed, averaged": _SPLIT
+    | _DOUBLE
+    | {"offload": True, "gradient_checkpointing": True, "ema": {"every": 1}},
 }
 MISFITS: dict[str, dict[str, Any]] = {
     "4 ranks and 1 prompts per iteration split every group over 4 ranks, but 6 members of a group cannot": {"group_size": 6},
@@ -47,8 +49,12 @@ def main(out: Path) -> None:
     trainer = Trainer(job(**list(CASES.values())[-1]), ranks, trained_before(job(**list(CASES.values())[-1])))
     iteration = trainer.train_iteration()
     facts["iteration"] = {name: iteration[name] for name in ("scores", "rows", "adapter_hash")}
-    resumed = Trainer(trainer.spec, ranks, trainer.checkpoint())
-    facts["resumed"] = adapter.adapter_hash(resumed.checkpoint().adapter)
+    saved = trainer.checkpoint()
+    resumed = Trainer(trainer.spec, ranks, saved).checkpoint()
+    facts["resumed"] = adapter.adapter_hash(resumed.adapter)
+    facts["averages"] = [adapter.adapter_hash(saved.ema), adapter.adapter_hash(resumed.ema)]
+    if ranks.first:
+        save_tensors(out / "ema.safetensors", saved.ema)
     facts["mesh"] = list(next(iter(trainer.parameters.values())).device_mesh.mesh.shape)
     for changes in MISFITS.values():
         try:

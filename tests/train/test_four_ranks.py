@@ -10,10 +10,11 @@ import pytest
 import torch
 from four_ranks import CASES, MISFITS
 from training_jobs import ENVIRONMENT, job
-from two_ranks import first_gradient
+from two_ranks import first_gradient, trained_before
 
 from mixgrpo.backend.files import load_tensors
 from mixgrpo.backend.train.ranks import Ranks
+from mixgrpo.backend.train.trainer import Trainer
 
 
 def free_port() -> int:
@@ -78,6 +79,17 @@ def test_ranks_agree_and_replicate_over_machines(out):
     assert all(other["iteration"] == first["iteration"] and other["resumed"] == first["resumed"] for other in others)
     assert first["resumed"] == first["iteration"]["adapter_hash"]
     assert first["mesh"] == [2, 2]
+
+
+def test_the_average_is_that_of_one_rank_and_is_continued(out):
+    hashes = [said["averages"] for said in facts(out)]
+    assert all(other == hashes[0] for other in hashes) and hashes[0][0] == hashes[0][1]
+    spec = job(**list(CASES.values())[-1])
+    one = Trainer(spec, Ranks.join(), trained_before(spec))
+    one.train_iteration()
+    averages = (load_tensors(out / "ema.safetensors"), one.checkpoint().ema)
+    four, single = (torch.cat([tensors[name].flatten() for name in sorted(tensors)]) for tensors in averages)
+    assert (four - single).norm() / single.norm() < 1e-8
 
 
 def test_what_cannot_be_divided_is_refused_on_every_rank(out):
