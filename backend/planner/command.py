@@ -45,7 +45,8 @@ def _show(plan: Plan) -> None:
         last = row.window.start + row.window.size - 1
         where = f"window {row.window.start}–{last}, {row.iterations} iteration{_s(row.iterations)}"
         time = "" if seconds is None else f", {seconds:.3g} s"
-        _line("an iteration", f"{where}: {row.rollout} rows rollout + {row.training} rows training (NFE {row.nfe}){time}")
+        base = f" + {row.reference} rows of the base" if row.reference else ""
+        _line("an iteration", f"{where}: {row.rollout} rows rollout + {row.training} rows training{base} (NFE {row.nfe}){time}")
     if plan.past is None:
         _line("time", "unknown: no run of this model, size, device and number of ranks is in the data folder or in runs/")
     else:

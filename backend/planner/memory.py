@@ -135,8 +135,8 @@ def _sharded(whole: int, block: int, blocks: int, ranks: int) -> int:
 
 def phase_bytes(spec: TrainSpec, of: Sizes, rows_per_call: int, ranks: int = 1) -> dict[str, int]:
     """The most that one rank's tensors hold in every phase, by :data:`PHASES`."""
-    groups, group, size = spec.prompts_per_iteration // ranks, spec.group_size, spec.sampling.window.size
-    samples, cfg = groups * group, 1 if spec.sampling.guidance == 1 else 2
+    groups, group, size = max(1, spec.prompts_per_iteration // ranks), spec.group_size, spec.sampling.window.size
+    samples, cfg = spec.prompts_per_iteration * group // ranks, 1 if spec.sampling.guidance == 1 else 2
     wide = 8 if spec.model.precision == "float64" else _FLOAT
     layers = (_EXACT if of.casts == 0 else _AUTOCAST)[spec.lora.targets]
     tokens = of.image_tokens + of.text_tokens
@@ -145,14 +145,15 @@ def phase_bytes(spec: TrainSpec, of: Sizes, rows_per_call: int, ranks: int = 1) 
 
     weights = of.transformer + of.vae
     conditions = (len(spec.prompts) + 1) * text_row
-    learned = 3 * of.adapter  # the adapter and two moments of the optimiser
-    begun = groups if spec.sampling.shared_noise else samples
-    trajectory = (begun + (2 * size + 1) * samples) * of.latent * wide
+    learned = _states(spec) * of.adapter
+    begun = groups if spec.sampling.shared_noise else groups * group
+    trajectory = (begun + (2 * size + 1) * groups * group) * of.latent * wide  # of a split group, the others' part as well
     pictures = samples * 3 * spec.sampling.width * spec.sampling.height * _FLOAT
     held = weights + learned + conditions + trajectory
 
     rolled = min(rows_per_call, cfg * samples)
-    taught = min(training_call_rows(spec, rows_per_call), cfg * samples // spec.optimizer.updates_per_rollout)
+    most = cfg * samples * spec.trained_of_a_group // group // spec.optimizer.updates_per_rollout
+    taught = min(training_call_rows(spec, rows_per_call), most)
     at_once = min(samples, _VAE_PICTURES) * spec.sampling.width * spec.sampling.height * _VAE_NUMBERS * _FLOAT
     return {
         "text": weights + of.text_encoder + conditions + int(len(spec.prompts) * text_row * layers.forward),
@@ -166,20 +167,25 @@ def phase_bytes(spec: TrainSpec, of: Sizes, rows_per_call: int, ranks: int = 1) 
     }
 
 
+def _states(spec: TrainSpec) -> int:
+    """How many times the adapter's size is kept: itself, two moments of the optimiser, and a moving average."""
+    return 3 if spec.ema is None else 4
+
+
 def training_call_rows(spec: TrainSpec, rows_per_call: int) -> int:
     """Rows of the largest training call: whole groups, as many as fit, but at least one."""
-    one = spec.group_size // spec.optimizer.updates_per_rollout * (1 if spec.sampling.guidance == 1 else 2)
+    one = spec.trained_of_a_group // spec.optimizer.updates_per_rollout * (1 if spec.sampling.guidance == 1 else 2)
     return max(1, rows_per_call // one) * one
 
 
 def disk_bytes(spec: TrainSpec, of: Sizes) -> dict[str, int]:
-    """What checkpoints (adapter and two moments each, one more while the newest is written) and LoRA files take in the end.
+    """What checkpoints (adapter, moments, average; one more while the newest is written) and LoRA files take in the end.
 
     LoRAs that somebody asks for meanwhile are not counted.
     """
     saved = {*range(spec.checkpoint_every, spec.iterations + 1, spec.checkpoint_every), spec.iterations}
     kept = kept_loras(saved, None, {spec.iterations}, spec.checkpoint_every, spec.keep_loras_every)
     loras = min(len(saved), len(kept) + 1)  # the best one may be another
-    checkpoint = 3 * of.whole_adapter
+    checkpoint = _states(spec) * of.whole_adapter
     total = (min(spec.keep_checkpoints, len(saved)) + 1) * checkpoint + loras * of.whole_adapter
     return {"checkpoint": checkpoint, "lora": of.whole_adapter, "loras": loras, "total": total}

@@ -30,7 +30,7 @@ class PastRun:
 
     def seconds(self, rows: WindowRows, pictures: int) -> float:
         """Of an iteration with so many rows and pictures on all ranks together."""
-        return rows.rollout * self.rollout_row + rows.training * self.training_row + pictures * self.picture
+        return (rows.rollout + rows.reference) * self.rollout_row + rows.training * self.training_row + pictures * self.picture
 
 
 def find_past_run(folders: Iterable[Path], spec: TrainSpec, device: str, ranks: int) -> PastRun | None:

@@ -15,6 +15,7 @@ from ..places import data_dir
 from ..rewards import SCORERS, make_scorer
 from ..specs import TrainSpec
 from ..train.ranks import RankError, Ranks
+from ..train.sharing import share_of
 from .memory import Sizes, disk_bytes, phase_bytes, sizes, training_call_rows
 from .past import PastRun, find_past_run
 from .rows import WindowRows, rows_by_window
@@ -95,14 +96,14 @@ def make_plan(spec: TrainSpec, ranks: int = 1, memory: int | None = None, runs: 
         DoesNotFit: it needs more memory than there is.
         MixGRPOError: scorer, picture size, window, noise level or ranks do not fit, as the trainer would say.
     """
-    Ranks(0, ranks, torch.device("cpu")).share(spec.prompts_per_iteration, "prompts per iteration")
+    share_of(spec, Ranks(0, ranks, torch.device("cpu")))
     for reward in (*spec.rewards, *spec.monitors):
         if reward.scorer not in SCORERS:
             make_scorer(reward.scorer)  # says which there are
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda" and ranks > torch.cuda.device_count() and memory is None:
         raise RankError(f"{ranks} ranks need a GPU each, there are {torch.cuda.device_count()}; use fewer, or more machines")
-    rows, of = rows_by_window(spec), sizes(spec, ranks)
+    rows, of = rows_by_window(spec, ranks), sizes(spec, ranks)
     plan = Plan(
         name=spec.name,
         device=device,

@@ -26,6 +26,7 @@ from mixgrpo.backend.train.worker import train
 
 NOT_SHARED = {"steps": 4, "window": {"size": 2}, "shared_noise": False}
 BFLOAT16 = {"model": {"precision": "bfloat16"}, "optimizer": {"clip_range": 0.3}}
+KL = {"kl": {"weight": 0.1}}
 FLASH = {"solver_after": "dpmpp_2m", "ratio": 0.4}
 TOLERANCE, ABOVE_WEIGHTS = 0.1, 0.3
 """Of a phase's peak, and of what of it is more than the weights."""
@@ -62,6 +63,10 @@ def test_parameters_are_those_of_the_model(places, lora):
         {"sampling": {"steps": 6, "window": {"size": 2, "stride": 2, "every": 1}, "shared_noise": False}, "iterations": 2},
         {"sampling": {"steps": 9, "window": {"size": 2, "stride": 3, "every": 1}, "mode": FLASH}, "iterations": 3},
         {"sampling": {"steps": 6, "window": {"size": 1, "stride": 2, "every": 1}, "mode": {"solver": "heun"}}, "iterations": 3},
+        {"sampling": {"steps": 6, "window": {"size": 3}, "guidance": 2.0}, "iterations": 1, "objective": KL},
+        {"sampling": {"steps": 7, "window": {"size": 4}}, "iterations": 1, "objective": {"trained_steps": 2}, "seed": 1},
+        {"sampling": {"steps": 7, "window": {"size": 4}}, "iterations": 1, "objective": {"trained_steps": 2}, "seed": 5},
+        {"sampling": {"steps": 6, "window": {"size": 3}}, "iterations": 1, "group_size": 6, "advantage": {"best_and_worst": 4}},
     ],
 )
 def test_rows_of_every_window_are_what_the_hook_counts(changes):
@@ -77,7 +82,8 @@ def test_rows_of_every_window_are_what_the_hook_counts(changes):
         assert event["window"] == [row.window.start, row.window.size]
         assert (event["rows"]["rollout"], event["rows"]["training"]) == (row.rollout, row.training)
         replay = row.replay if number == 0 else 0
-        assert event["rows"].get("replay", 0) == replay and sum(counted) == row.rollout + row.training + replay
+        assert (event["rows"].get("replay", 0), event["rows"].get("reference", 0)) == (replay, row.reference)
+        assert sum(counted) == row.rollout + row.training + row.reference + replay
         counted.clear()
 
 
@@ -180,6 +186,19 @@ def test_time_comes_from_the_newest_run_of_the_same_kind(places):
 def test_a_run_in_the_current_folder_counts_too(places):
     run(places / "runs" / "mine", job(iterations=1))
     assert make_plan(job()).past.folder.name == "mine"
+
+
+def test_groups_that_ranks_split_have_their_beginning_on_each():
+    spec = job(group_size=8, prompts_per_iteration=2, sampling={"steps": 7, "window": {"size": 2, "start": 2}})
+    (whole,), (split,) = rows_by_window(spec, 2), rows_by_window(spec, 4)
+    assert (split.rollout - whole.rollout, split.training - whole.training, split.replay - whole.replay) == (2 * 3, 2, 2)
+    assert make_plan(spec, 4).memory["rollout"] < make_plan(spec, 2).memory["rollout"]
+
+
+def test_an_average_is_planned_for():
+    plain, averaged = (make_plan(job(ema=ema)) for ema in (None, {"every": 1}))
+    assert averaged.disk["checkpoint"] == plain.disk["checkpoint"] * 4 / 3
+    assert averaged.memory["training"] - plain.memory["training"] == plain.disk["lora"]
 
 
 def test_disk_is_what_the_files_take(places):
