@@ -25,7 +25,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from diffusers import SD3Transformer2DModel
+from random_models import random_sd3_transformer
 
 from mixgrpo.backend.models.base import take
 from mixgrpo.backend.models.sd3 import SD3
@@ -62,13 +62,8 @@ def closed_form(arm: str, start: int, guidance: bool = False, kl: bool = False) 
 def random_sd3(layers: int, side: int) -> SD3:
     """An SD3 transformer of that many layers and 64 times the width on side x side tokens; the rest is the starter's."""
     starter = load_starter()
-    torch.manual_seed(0)
     told = starter.text_encoder.config
-    transformer = SD3Transformer2DModel(
-        sample_size=2 * side, patch_size=2, in_channels=16, out_channels=16, num_layers=layers, attention_head_dim=64,
-        num_attention_heads=layers, caption_projection_dim=64 * layers, joint_attention_dim=told.hidden_size,
-        pooled_projection_dim=told.projection_dim, pos_embed_max_size=2 * side,
-    )  # fmt: skip
+    transformer = random_sd3_transformer(layers, side, told.hidden_size, told.projection_dim)
     transformer.eval().requires_grad_(False)
     return SD3(transformer, starter.text_encoder, starter.tokenizer, starter.vae, starter.max_tokens)
 

@@ -25,9 +25,11 @@ from pathlib import Path
 import psutil
 from PIL import Image
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "server"))
+TESTS = Path(__file__).parents[1]
+sys.path[:0] = [str(TESTS), str(TESTS / "server")]
 
-from servers import BOOTSTRAP, ENVIRONMENT, Server, fields, lora_bytes, numbers, until  # noqa: E402
+from servers import BOOTSTRAP, ENVIRONMENT, Server, fields, lora_bytes, numbers  # noqa: E402
+from waiting import until  # noqa: E402
 
 from mixgrpo.backend.errors import MixGRPOError  # noqa: E402
 from mixgrpo.backend.files import load_json, load_tensors, save_json, sha256_of  # noqa: E402

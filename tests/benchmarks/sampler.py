@@ -63,14 +63,9 @@ def starter() -> Subject:
 
 def random_sd3(comfy: Any, layers: int, side: int) -> Subject:
     """An SD3 transformer of that many layers and 64 times the width, on a picture of side x side tokens."""
-    from diffusers import SD3Transformer2DModel
+    from random_models import random_sd3_transformer
 
-    torch.manual_seed(0)
-    transformer = SD3Transformer2DModel(
-        sample_size=2 * side, patch_size=2, in_channels=16, out_channels=16, num_layers=layers, attention_head_dim=64,
-        num_attention_heads=layers, caption_projection_dim=64 * layers, joint_attention_dim=128, pooled_projection_dim=64,
-        pos_embed_max_size=2 * side,
-    )  # fmt: skip
+    transformer = random_sd3_transformer(layers, side)
     model = comfy.sd.load_diffusion_model_state_dict(transformer.state_dict())
     told = [[torch.randn(1, 16, 128), {"pooled_output": torch.randn(1, 64)}] for _ in range(2)]
     name = f"SD3, {layers} layers x {64 * layers}, {side * side} image tokens"

@@ -8,7 +8,6 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,23 +16,13 @@ import torch
 from filelock import FileLock
 from graph_server import GraphError, GraphServer
 from train_graphs import CAPTION, drawing, node, train_graph
+from waiting import until
 
 from mixgrpo.backend.client import Backend
 from mixgrpo.backend.places import read_state
 from mixgrpo.backend.specs.job import parse_job
 
-PATIENCE = 240.0
 FOREVER = 100_000  # iterations that no test waits for
-
-
-def until(condition: Callable[[], Any], what: str) -> Any:
-    end = time.monotonic() + PATIENCE
-    while time.monotonic() < end:
-        value = condition()
-        if value:
-            return value
-        time.sleep(0.05)
-    raise AssertionError(f"{what} did not happen within {PATIENCE:g} s")
 
 
 def ask(server: GraphServer, question: str, *arguments: Any) -> Any:

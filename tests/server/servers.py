@@ -7,12 +7,11 @@ import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
+from waiting import until
 
 from mixgrpo.backend.client import Backend
 from mixgrpo.backend.files import load_tensors
@@ -21,7 +20,6 @@ from mixgrpo.backend.train.run_folder import RunFolder
 
 ROOT = Path(__file__).parents[2]
 BOOTSTRAP = ROOT / "backend" / "bootstrap.py"
-PATIENCE = 240.0
 """Seconds that a test waits for what should take a few; the machine may be busy."""
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("MIXGRPO_")} | {
     "OMP_NUM_THREADS": "1",
@@ -44,17 +42,6 @@ def fields(**changes: Any) -> dict[str, Any]:
         "iterations": 2,
         "checkpoint_every": 1,
     } | changes
-
-
-def until(condition: Callable[[], Any], what: str, seconds: float = PATIENCE) -> Any:
-    """Wait for a true value and return it."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        value = condition()
-        if value:
-            return value
-        time.sleep(0.05)
-    raise AssertionError(f"{what} did not happen within {seconds:g} seconds")
 
 
 class Server:

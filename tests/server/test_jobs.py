@@ -12,7 +12,8 @@ import psutil
 import pytest
 from filelock import FileLock
 from PIL import Image
-from servers import BOOTSTRAP, ENVIRONMENT, attempts, events, fields, lora_bytes, numbers, until
+from servers import BOOTSTRAP, ENVIRONMENT, attempts, events, fields, lora_bytes, numbers
+from waiting import until
 
 from mixgrpo.backend.client import BackendError, JobFailed
 from mixgrpo.backend.files import load_json, save_json

@@ -11,8 +11,9 @@ import time
 from urllib.parse import urlsplit
 
 import pytest
-from servers import fields, until
+from servers import fields
 from test_access import refusal, request
+from waiting import until
 
 from mixgrpo.backend.client import Backend, BackendError, JobFailed
 from mixgrpo.backend.files import StorageError, load_metadata, sha256_of

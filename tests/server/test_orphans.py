@@ -12,7 +12,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from servers import BOOTSTRAP, ENVIRONMENT, attempts, fields, until
+from servers import BOOTSTRAP, ENVIRONMENT, attempts, fields
+from waiting import until
 
 from mixgrpo.backend.places import read_state
 

@@ -17,7 +17,8 @@ from pathlib import Path
 import platformdirs
 import pytest
 from platformdirs.macos import MacOS
-from servers import BOOTSTRAP, ENVIRONMENT, PATIENCE, ROOT, fields
+from servers import BOOTSTRAP, ENVIRONMENT, ROOT, fields
+from waiting import PATIENCE
 
 from mixgrpo.backend import client
 from mixgrpo.backend.client import Backend, BackendUnreachable, connect

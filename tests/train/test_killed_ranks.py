@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 from training_jobs import ENVIRONMENT, fields
+from waiting import until
 
 from mixgrpo.backend.files import save_json
 from mixgrpo.backend.train.run_folder import RunFolder
@@ -20,16 +21,6 @@ pytestmark = pytest.mark.skipif(os.name != "posix", reason="SIGKILL is POSIX")
 PATIENCE = 400.0
 SECONDS = 60.0
 """As documented: the ranks notice it between two phases, PyTorch's launcher gives them 30 s."""
-
-
-def until(condition, what, seconds=PATIENCE):
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        value = condition()
-        if value:
-            return value
-        time.sleep(0.05)
-    raise AssertionError(f"{what} did not happen within {seconds:g} s")
 
 
 def named(folder: Path) -> list[psutil.Process]:
@@ -65,7 +56,7 @@ def test_nothing_is_left_when_a_rank_the_launcher_or_the_command_is_killed(comma
     for attempt, victim in enumerate(("command", "launcher", "rank 0"), 1):
         process = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         try:
-            until(partial(trains, run, attempt), f"an iteration of attempt {attempt}")
+            until(partial(trains, run, attempt), f"an iteration of attempt {attempt}", PATIENCE)
             (launcher,) = psutil.Process(process.pid).children()
             ranks = sorted(launcher.children(), key=lambda rank: int(rank.environ()["RANK"]))
             assert len(ranks) == 2
