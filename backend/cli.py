@@ -77,7 +77,6 @@ def train(
 ) -> None:
     """Train a job; run the same command again to continue a stopped run, or with more iterations to go further."""
     from .specs.job import parse_job, read_fields
-    from .specs.presets import find_preset
     from .train.launch import run_job, starting_from
 
     with _Refusals():
@@ -86,7 +85,7 @@ def train(
             fields |= {"preset": preset}
         spec = parse_job(fields)
         if "preset" in fields:
-            show_preset(fields["preset"], find_preset(fields["preset"]), fields)
+            show_preset(fields["preset"], fields)
         if start_from is not None:
             spec = starting_from(spec, start_from)
         lora = run_job(spec, out or Path("runs") / spec.name, ranks, start_from)

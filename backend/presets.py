@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from .console import console
-from .specs.presets import PRESETS, Preset, find_preset, settings
+from .specs.presets import PRESETS, Preset, find_preset, merged, settings
 
 
 def presets(name: Annotated[str | None, typer.Argument(help="Show what this preset sets.")] = None) -> None:
@@ -16,17 +16,18 @@ def presets(name: Annotated[str | None, typer.Argument(help="Show what this pres
         for title, preset in PRESETS.items():
             console.print(f"{title:<20}{preset.says}", markup=False, soft_wrap=True)
         return
-    show_preset(name, find_preset(name), {})
+    show_preset(name, {})
 
 
-def show_preset(name: str, preset: Preset, own: dict[str, Any]) -> None:
+def show_preset(name: str, own: dict[str, Any]) -> None:
     """Print what a preset sets, and where the job's ``own`` fields say otherwise."""
+    preset = find_preset(name)
     console.print(f"{name}: {preset.says} ({preset.source})", markup=False, soft_wrap=True)
-    mine = dict(settings(own))
+    job = dict(settings(merged(preset.fields, own)))
     for where, value in settings(preset.fields):
         note = _note(where, preset)
-        if any(where == path or where.startswith(f"{path}.") for path in mine) and mine.get(where) != value:
-            note = f"the job's: {mine[where]}" if where in mine else "the job's own"
+        if job.get(where) != value:
+            note = f"the job's: {job[where]}" if where in job else "the job's own"
         console.print(f"  {where:<32}{value!s:<14}{note}", markup=False, highlight=False, soft_wrap=True)
 
 

@@ -91,7 +91,7 @@ def kl_to_base(velocity: Tensor, base_velocity: Tensor, coefficients: StepCoeffi
 
 
 def replay_groups(trajectory: Trajectory, index: int, members: Tensor) -> Tensor:
-    """The group of every model row that :func:`replay_mean` will ask for, in order: what to condition those rows on.
+    """The group of every model row that :func:`replay_step` will ask for, in order: what to condition those rows on.
 
     At a shared first window step there is one row per group that has a member, in rising order; else one row per member.
     """
@@ -129,11 +129,6 @@ def replay_step(velocity: Velocity, trajectory: Trajectory, index: int, members:
     return Replay(v[row], mean[row])
 
 
-def replay_mean(velocity: Velocity, trajectory: Trajectory, index: int, members: Tensor) -> Tensor:
-    """The mean of :func:`replay_step` alone."""
-    return replay_step(velocity, trajectory, index, members).mean
-
-
 def replay_log_prob(trajectory: Trajectory, index: int, members: Tensor, mean: Tensor) -> Tensor:
     """log p of the stored next states of ``members`` under ``mean``, (m,), on the trajectory's own scale."""
     scale = LOG_PROBS[trajectory.mode.log_prob]
@@ -154,7 +149,7 @@ class ReplayGap:
 
 @torch.no_grad()
 def replay_gap(trajectory: Trajectory, index: int, members: Tensor, mean: Tensor) -> ReplayGap:
-    """Compare the ``mean`` of :func:`replay_mean` with what the rollout stored for the same step and members."""
+    """Compare the ``mean`` of :func:`replay_step` with what the rollout stored for the same step and members."""
     mean_gap = (mean - trajectory.means[index][members]).abs().max() / trajectory.coefficients(index).s
     log_prob_gap = (replay_log_prob(trajectory, index, members, mean) - trajectory.log_probs[index][members]).abs().max()
     return ReplayGap(mean_gap.item(), log_prob_gap.item())

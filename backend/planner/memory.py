@@ -21,6 +21,7 @@ from ..models.sd3 import SD3
 from ..specs import TrainSpec
 from ..train import adapter
 from ..train.retention import kept_loras
+from ..train.sharing import first_share
 
 PHASES = ("text", "rollout", "decode", "training")
 _FLOAT = 4
@@ -135,8 +136,9 @@ def _sharded(whole: int, block: int, blocks: int, ranks: int) -> int:
 
 def phase_bytes(spec: TrainSpec, of: Sizes, rows_per_call: int, ranks: int = 1) -> dict[str, int]:
     """The most that one rank's tensors hold in every phase, by :data:`PHASES`."""
-    groups, group, size = max(1, spec.prompts_per_iteration // ranks), spec.group_size, spec.sampling.window.size
-    samples, cfg = spec.prompts_per_iteration * group // ranks, 1 if spec.sampling.guidance == 1 else 2
+    share, group, size = first_share(spec, ranks), spec.group_size, spec.sampling.window.size
+    groups, cfg = share.groups.stop, 1 if spec.sampling.guidance == 1 else 2
+    samples = groups * group // share.parts
     wide = 8 if spec.model.precision == "float64" else _FLOAT
     layers = (_EXACT if of.casts == 0 else _AUTOCAST)[spec.lora.targets]
     tokens = of.image_tokens + of.text_tokens

@@ -14,8 +14,8 @@ from ..machine import size, total_memory
 from ..places import data_dir
 from ..rewards import SCORERS, make_scorer
 from ..specs import TrainSpec
-from ..train.ranks import RankError, Ranks
-from ..train.sharing import share_of
+from ..train.ranks import RankError
+from ..train.sharing import first_share
 from .memory import Sizes, disk_bytes, phase_bytes, sizes, training_call_rows
 from .past import PastRun, find_past_run
 from .rows import WindowRows, rows_by_window
@@ -96,7 +96,7 @@ def make_plan(spec: TrainSpec, ranks: int = 1, memory: int | None = None, runs: 
         DoesNotFit: it needs more memory than there is.
         MixGRPOError: scorer, picture size, window, noise level or ranks do not fit, as the trainer would say.
     """
-    share_of(spec, Ranks(0, ranks, torch.device("cpu")))
+    first_share(spec, ranks)
     for reward in (*spec.rewards, *spec.monitors):
         if reward.scorer not in SCORERS:
             make_scorer(reward.scorer)  # says which there are

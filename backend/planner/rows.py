@@ -9,6 +9,7 @@ from ..flow.plan import SamplingMode, plan_rollout
 from ..flow.window import Window
 from ..specs import TrainSpec
 from ..train.objective import Objective
+from ..train.sharing import first_share
 from ..train.trainer import sigma_table, window_of
 
 
@@ -43,7 +44,7 @@ def rows_by_window(spec: TrainSpec, ranks: int = 1) -> list[WindowRows]:
     sigmas, mode = sigma_table(spec.sampling), SamplingMode(**spec.sampling.mode.model_dump())
     visits = Counter(window_of(spec, iteration) for iteration in range(spec.iterations))
     first = _first_steps(spec)
-    parts = max(1, ranks // spec.prompts_per_iteration)
+    parts = first_share(spec, ranks).parts
     cfg, shared = spec.sampling.guidance != 1, spec.sampling.shared_noise
     found = []
     for window in sorted(visits, key=lambda window: window.start):
@@ -58,7 +59,7 @@ def rows_by_window(spec: TrainSpec, ranks: int = 1) -> list[WindowRows]:
     return found
 
 
-def training_rows(spec: TrainSpec, first: float = 1.0, parts: int = 1) -> int:
+def training_rows(spec: TrainSpec, first: float, parts: int) -> int:
     """Model rows of an iteration's training pass: P n k for n trained members and k trained steps. When the initial noise is
     shared, a group's first window step is one row in each of u updates (on every rank that has a part of it) instead of n;
     classifier-free guidance counts double.
@@ -72,11 +73,11 @@ def training_rows(spec: TrainSpec, first: float = 1.0, parts: int = 1) -> int:
 
 def _first_steps(spec: TrainSpec) -> float:
     """The share of iterations that train the window's first step, as far as the first hundreds tell."""
-    some = range(min(spec.iterations, 500))
-    return sum(0 in Objective(spec).steps(iteration) for iteration in some) / len(some)
+    objective, some = Objective(spec), range(min(spec.iterations, 500))
+    return sum(0 in objective.steps(iteration) for iteration in some) / len(some)
 
 
-def replay_rows(spec: TrainSpec, window: Window, parts: int = 1) -> int:
+def replay_rows(spec: TrainSpec, window: Window, parts: int) -> int:
     """Model rows of the check of every stored step and sample."""
     return round(_rows(spec, spec.group_size, window.size, 1.0, parts))
 

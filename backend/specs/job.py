@@ -135,6 +135,11 @@ class TrainSpec(Spec):
         """How many members of every group are trained."""
         return self.advantage.best_and_worst or self.group_size
 
+    @property
+    def exported_weights(self) -> Literal["ema", "raw"]:
+        """What LoRA files hold: the moving average, or what is trained."""
+        return "raw" if self.ema is None else self.ema.export
+
     @model_validator(mode="after")
     def _parts_fit_together(self) -> TrainSpec:
         misfit = self.advantage.misfit(self.group_size, self.prompts_per_iteration, len(self.rewards))

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import torch
 
-from ..models.base import GuidedVelocity
 from ..pictures import contact_sheet, save_picture
 from .evaluate import draw_rows
 from .run_folder import RunFolder
@@ -44,12 +43,11 @@ class FixedPictures:
         if not self._rows:
             return
         one, spec = self._trainer, self._trainer.spec
-        velocity = GuidedVelocity(one.model, one.conditions, one.negative, spec.sampling.guidance, spec.rows_per_call)
         rows = torch.tensor(self._rows).repeat_interleave(self._seeds)
         seeds = list(range(self._seeds)) * len(self._rows)
-        exported = nullcontext() if one.ema is None or spec.ema.export == "raw" else one.ema.swapped_in()
+        exported = one.ema.swapped_in() if spec.exported_weights == "ema" else nullcontext()
         with one.counter.phase("fixed"), exported:
-            pictures = draw_rows(one.model, velocity, rows, seeds, spec.sampling, len(seeds))
+            pictures = draw_rows(one.model, one.guided_velocity(), rows, seeds, spec.sampling, len(seeds))
         one.counter.rows.pop("fixed")  # they belong to no iteration
         if one.ranks.first:
             titles = [spec.prompts[row] for row in self._rows]

@@ -6,15 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import torch
-
 from ..console import console, describe, log_iteration, progress_bar
 from ..errors import MixGRPOError
 from ..files import load_json, sha256_of
 from ..specs import SpecError, TrainSpec
-from .ranks import Ranks
 from .run_folder import RunFolder
-from .sharing import share_of
+from .sharing import first_share
 from .worker import train
 
 
@@ -40,7 +37,7 @@ def run_job(spec: TrainSpec, folder: Path, ranks: int = 1, start: Path | None = 
         start: the file that ``spec.lora.start_from`` names; a run that has it already needs none.
     """
     if ranks > 1:
-        share_of(spec, Ranks(0, ranks, torch.device("cpu")))
+        first_share(spec, ranks)
     if ranks > 1 or start is not None:
         _prepare(spec, folder, start)
     return _run_here(spec, folder) if ranks == 1 else _run_ranks(spec, folder, ranks)

@@ -56,6 +56,11 @@ def share_of(spec: TrainSpec, ranks: Ranks) -> Share:
     return Share(slice(group, group + 1), part, parts)
 
 
+def first_share(spec: TrainSpec, count: int) -> Share:
+    """The first of so many ranks' share, before there are ranks; as large as any other's. Errors as in :func:`share_of`."""
+    return share_of(spec, Ranks(0, count, torch.device("cpu")))
+
+
 def in_parts(groups: int, at_once: int | None) -> list[slice]:
     """So many groups in parts of at most ``at_once``."""
     each = at_once or groups

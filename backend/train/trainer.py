@@ -147,6 +147,11 @@ class Trainer:
             **({"groups_at_once": self.spec.groups_at_once} if self.spec.groups_at_once else {}),
         }
 
+    def guided_velocity(self) -> GuidedVelocity:
+        """The model with the job's prompts, negative prompt and guidance."""
+        spec = self.spec
+        return GuidedVelocity(self.model, self.conditions, self.negative, spec.sampling.guidance, spec.rows_per_call)
+
     def window(self) -> Window:
         """The window of the next iteration."""
         return window_of(self.spec, self.iteration)
@@ -177,7 +182,7 @@ class Trainer:
         places = range(self.iteration * spec.prompts_per_iteration, (self.iteration + 1) * spec.prompts_per_iteration)[self.share]
         everyone = prompt_rows(spec.seed, self.iteration, len(spec.prompts), spec.prompts_per_iteration)
         prompts = torch.tensor(everyone[self.share])
-        velocity = GuidedVelocity(self.model, self.conditions, self.negative, spec.sampling.guidance, spec.rows_per_call)
+        velocity = self.guided_velocity()
         trajectories, pictures = [], []
         with Scoring(self._score) as scoring:
             for part in in_parts(len(prompts), spec.groups_at_once):

@@ -162,14 +162,14 @@ def _save(run: RunFolder, trainer: Trainer, base: str) -> None:
 def _export(run: RunFolder, trainer: Trainer, checkpoint: Checkpoint, base: str) -> None:
     """Write the checkpoint's LoRA unless it is there, announce it, and remove those that need not stay."""
     spec, iteration = trainer.spec, checkpoint.iteration
-    path, adapter = run.lora_file(spec.name, iteration), adapter_hash(checkpoint.exported(_weights(spec)))
+    path, adapter = run.lora_file(spec.name, iteration), adapter_hash(checkpoint.exported(spec.exported_weights))
     written = path.exists() and _adapter_in(path) == adapter
     if written and run.history.saved(iteration):
         return
     if not written:
         path.unlink(missing_ok=True)  # an earlier attempt's, whose checkpoint was lost, with other numbers
         _write_lora(path, trainer, checkpoint, base, adapter)
-    run.append("saved", iteration=iteration, lora=path.name, weights=_weights(spec))
+    run.append("saved", iteration=iteration, lora=path.name, weights=spec.exported_weights)
     weights = {reward.scorer: reward.weight for reward in spec.rewards}
 
     def keep(loras: set[int], wanted: set[int]) -> set[int]:
@@ -189,11 +189,6 @@ def _adapter_in(lora: Path) -> str | None:
         return None
 
 
-def _weights(spec: TrainSpec) -> str:
-    """Which of the two a job exports: "ema", the moving average, or "raw", what is trained."""
-    return "raw" if spec.ema is None else spec.ema.export
-
-
 def _write_lora(path: Path, trainer: Trainer, checkpoint: Checkpoint, base: str, adapter: str) -> None:
     spec = trainer.spec
     metadata = {
@@ -203,7 +198,7 @@ def _write_lora(path: Path, trainer: Trainer, checkpoint: Checkpoint, base: str,
         "mixgrpo.spec": spec.identity(),
         "mixgrpo.iteration": str(checkpoint.iteration),
         "mixgrpo.adapter": adapter,
-        "mixgrpo.weights": _weights(spec),
+        "mixgrpo.weights": spec.exported_weights,
         "mixgrpo.rewards": ", ".join(f"{reward.scorer} x {reward.weight:g}" for reward in spec.rewards),
         "mixgrpo.guidance": f"{spec.sampling.guidance:g}",
     }
@@ -212,7 +207,7 @@ def _write_lora(path: Path, trainer: Trainer, checkpoint: Checkpoint, base: str,
         metadata["mixgrpo.started_from"] = lora.start_from
     export_lora(
         trainer.model.transformer,
-        checkpoint.exported(_weights(spec)),
+        checkpoint.exported(spec.exported_weights),
         rank=lora.rank,
         alpha=lora.alpha,
         rslora=lora.rslora,

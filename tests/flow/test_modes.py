@@ -15,7 +15,7 @@ from mixgrpo.backend.flow.objective import (
     replay_gap,
     replay_groups,
     replay_log_prob,
-    replay_mean,
+    replay_step,
 )
 from mixgrpo.backend.flow.plan import FLASH, MIXGRPO, SamplingMode, plan_rollout
 from mixgrpo.backend.flow.rollout import RolloutError, rollout
@@ -149,11 +149,11 @@ def test_the_training_pass_repeats_every_mode_exactly(dynamics, kind, shared, mo
     mode = dataclasses.replace(mode, dynamics=dynamics, log_prob=kind)
     t = sample(mode, dtype=dtype, shared=shared)
     for index in range(3):
-        mean = replay_mean(Flow(), t, index, EVERYONE)
+        mean = replay_step(Flow(), t, index, EVERYONE).mean
         gap = replay_gap(t, index, EVERYONE, mean)
         assert (gap.mean_gap, gap.log_prob_gap) == (0.0, 0.0)
         some = torch.tensor([5, 0, 4])
-        check_replay(replay_gap(t, index, some, replay_mean(Flow(), t, index, some)), dtype, 1e-4)
+        check_replay(replay_gap(t, index, some, replay_step(Flow(), t, index, some).mean), dtype, 1e-4)
 
 
 @pytest.mark.parametrize("dynamics", SDE_DYNAMICS)
@@ -162,7 +162,7 @@ def test_the_log_ratio_of_a_changed_model_is_each_scales_closed_form(dynamics):
         t = sample(SamplingMode(dynamics, kind))
         for index in range(3):
             s = t.stds[index]
-            mean = replay_mean(Flow(nudge=1e-3), t, index, EVERYONE)
+            mean = replay_step(Flow(nudge=1e-3), t, index, EVERYONE).mean
             moved, z = mean - t.means[index], (t.states[index + 1] - t.means[index]) / s
             cross, square = (moved * z).flatten(1).mean(1), moved.square().flatten(1).mean(1)
             expected = {"gaussian": cross / s - square / (2 * s**2), "variance_free": 2 * s * cross - square, "ratio_norm": cross}
@@ -220,7 +220,7 @@ def test_a_part_can_be_replayed(cut):
     for t in (first, second):
         for index in range(len(t.means)):
             assert replay_groups(t, index, EVERYONE).tolist() == ([0, 1] if t.shared and index == 0 else [0, 0, 0, 1, 1, 1])
-            assert replay_gap(t, index, EVERYONE, replay_mean(Flow(), t, index, EVERYONE)).mean_gap == 0
+            assert replay_gap(t, index, EVERYONE, replay_step(Flow(), t, index, EVERYONE).mean).mean_gap == 0
 
 
 def test_a_multistep_solver_begins_anew_at_a_split_so_that_only_those_differ():

@@ -16,7 +16,6 @@ from mixgrpo.backend.flow.objective import (
     replay_gap,
     replay_groups,
     replay_log_prob,
-    replay_mean,
     replay_step,
 )
 from mixgrpo.backend.flow.rollout import rollout
@@ -63,7 +62,7 @@ def sample(flow, dtype=torch.float64, shared=True):
 
 
 def replay(flow, trajectory, index, members):
-    return replay_mean(flow.of(replay_groups(trajectory, index, members)), trajectory, index, members)
+    return replay_step(flow.of(replay_groups(trajectory, index, members)), trajectory, index, members).mean
 
 
 def losses(flow, trajectory, index, members, advantages, clip=CLIP):

@@ -12,7 +12,7 @@ from torch import nn
 
 from mixgrpo.backend.flow.advantages import group_advantages
 from mixgrpo.backend.flow.noise import derive_seed, initial_noise, step_noise
-from mixgrpo.backend.flow.objective import clipped_objective, replay_log_prob, replay_mean
+from mixgrpo.backend.flow.objective import clipped_objective, replay_log_prob, replay_step
 from mixgrpo.backend.flow.rollout import rollout
 from mixgrpo.backend.flow.sigmas import shifted_sigmas
 from mixgrpo.backend.flow.window import Window
@@ -82,7 +82,7 @@ def train(flow, iterations: int, permuted: bool) -> float:
         for update, rows in enumerate(members):
             optimizer.zero_grad()
             for index in range(window.size):
-                mean = replay_mean(flow, trajectory, index, rows)
+                mean = replay_step(flow, trajectory, index, rows).mean
                 new, old = replay_log_prob(trajectory, index, rows, mean), trajectory.log_probs[index][rows]
                 terms = clipped_objective(new, old, advantages.flatten()[rows], CLIP)
                 (terms.loss.mean() / window.size).backward()
